@@ -82,6 +82,14 @@ Status create(uint32_t abi_version, const sotto_context_config* config,
   return ok_status();
 }
 
+Status trace_span(sotto_context* context, const char* name, int64_t begin_ns, int64_t end_ns) {
+  SOTTO_TRY(check_pointer(name, "name"));
+  if (end_ns < begin_ns)
+    return invalid_argument("end_ns is {}; allowed: from begin_ns, {}", end_ns, begin_ns);
+  context->core->engine()->trace_span(name, begin_ns, end_ns);
+  return ok_status();
+}
+
 Status poll(sotto_context* context, int64_t timeout_us) {
   SOTTO_TRY(CallbackScope::refuse_inside());
   context->core->engine()->poll(timeout_us);
@@ -130,6 +138,12 @@ sotto_status sotto_context_destroy(sotto_context* context) {
     g_contexts.fetch_sub(1);
     return ok_status();
   });
+}
+
+sotto_status sotto_trace_span(sotto_context* context, const char* name, int64_t begin_ns,
+                              int64_t end_ns) {
+  return guarded_on("sotto_trace_span", context,
+                    [&](auto* object) { return trace_span(object, name, begin_ns, end_ns); });
 }
 
 sotto_status sotto_context_poll(sotto_context* context, int64_t timeout_us) {

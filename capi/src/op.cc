@@ -1,4 +1,5 @@
 // sotto_op_*
+#include <cstddef>
 #include <vector>
 
 #include "capi/src/guard.h"
@@ -103,8 +104,9 @@ Status get_stats(const sotto_op* op, sotto_op_stats* out_stats) {
                               s.end_ns,
                               s.kernel_ns,
                               s.payload_bytes_planned,
-                              s.header_bytes_planned};
-  return put(out, out_stats, sizeof(sotto_op_stats), "out_stats");
+                              s.header_bytes_planned,
+                              s.exposed_ns};
+  return put(out, out_stats, offsetof(sotto_op_stats, exposed_ns), "out_stats");
 }
 
 }  // namespace

@@ -32,7 +32,13 @@ Status Op::status() const {
 }
 
 OpStats Op::stats() const {
-  if (done()) return stats_;
+  if (done()) {
+    OpStats stats = stats_;
+    // Threads that wait at the same time stand still once.
+    stats.exposed_ns = std::min(waited_ns_.load(), stats.end_ns - stats.launch_ns);
+    if (stream_waits_.load()) stats.exposed_ns = -1;
+    return stats;
+  }
   OpStats early;
   early.launch_ns = stats_.launch_ns;
   early.payload_bytes_planned = stats_.payload_bytes_planned;
@@ -65,7 +71,11 @@ Status Engine::test(const OpRef& op) {
 }
 
 Status Engine::wait(const OpRef& op, int64_t timeout_us) {
-  if (!op->done()) wait_until([&] { return op->done(); }, timeout_us);
+  if (!op->done()) {
+    const int64_t begin = clock().now_ns();
+    wait_until([&] { return op->done(); }, timeout_us);
+    op->waited_ns_.fetch_add(clock().now_ns() - begin);
+  }
   run_callbacks();
   return op->status();
 }
@@ -81,7 +91,9 @@ Result<size_t> Engine::wait_any(std::span<const OpRef> ops, int64_t timeout_us) 
     }
     return false;
   };
+  const int64_t begin = clock().now_ns();
   wait_until(any, timeout_us);
+  if (found != ops.size()) ops[found]->waited_ns_.fetch_add(clock().now_ns() - begin);
   run_callbacks();
   if (found == ops.size()) return Status(Code::kInProgress, "none of the operations has completed");
   return found;
@@ -185,7 +197,12 @@ Status Engine::replay(const OpRef& op, const std::function<Status(Run&, OpHooks*
   return executor_->replay(*op, bind, options_.max_ops);
 }
 
+void Engine::trace_span(std::string_view name, int64_t begin_ns, int64_t end_ns) {
+  if (Trace* const trace = executor_->trace()) trace->span(name, begin_ns, end_ns);
+}
+
 Status Engine::stream_after(const OpRef& op, void* stream) {
+  if (!op->done()) op->stream_waits_.store(true);
   for (;;) {
     StreamOrder order{op.get(), stream};
     {

@@ -82,6 +82,8 @@ class Engine final : public Driver, public std::enable_shared_from_this<Engine> 
   // IN_PROGRESS, or the operation's result. test makes some progress if no thread drives.
   Status test(const OpRef& op);
   Status wait(const OpRef& op, int64_t timeout_us);
+  // Something of the trainer's own in the time line, if there is one. Threads: any.
+  void trace_span(std::string_view name, int64_t begin_ns, int64_t end_ns);
   // What is queued on a stream of the operation's device later starts after the operation. Waits
   // until all of the operation is queued on the device or, if the host has to do the rest of it
   // (messages by TCP), until it has; with block_streams the stream waits in place of the thread.

@@ -56,6 +56,8 @@ class Executor final : public DriverWork {
   // ordered, but when `order` is done it can be; not unless `may_wait`, for which the stream is
   // blocked.
   Status stream_after(StreamOrder& order, bool nested, bool may_wait);
+  // Where a time line is written to; null: none is wanted.
+  Trace* trace() { return trace_.get(); }
   // What a rank has found, for all ranks to agree on.
   void propose_failure(Channel& channel, const FailureCause& cause);
   // The channel has failed: ends its operations.

@@ -33,6 +33,9 @@ struct OpStats {
   uint64_t kernel_ns = 0;
   uint64_t payload_bytes_planned = 0;
   uint64_t header_bytes_planned = 0;
+  // Threads have stood still for it in Engine::wait and the like, at most until its end; -1: a
+  // stream waits for it, and the host does not know how long.
+  int64_t exposed_ns = 0;
 };
 
 // What an operation's owner does when it has completed: on the driver, before waiters learn of it.
@@ -94,6 +97,8 @@ class Op final : public CapturedOp {
   OpStats stats_;
   Status result_;  // written before done_
   std::atomic<bool> done_{false};
+  std::atomic<int64_t> waited_ns_{0};      // by threads, one after the other
+  std::atomic<bool> stream_waits_{false};  // on a device that goes on by itself
   std::weak_ptr<Op> self_;
 };
 }  // namespace sotto

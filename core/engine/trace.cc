@@ -9,13 +9,25 @@
 #include <memory>
 #include <set>
 
+#include "core/base/text.h"
+
 namespace sotto {
 namespace {
 
 // Rows of a rank's part of the picture.
-constexpr int32_t kOperations = 0, kLanes = 1, kPeers = 100;
+constexpr int32_t kTrainer = -1, kOperations = 0, kLanes = 1, kPeers = 100;
 
 double microseconds(int64_t ns) { return static_cast<double>(ns) / 1000; }
+
+// As the inside of a JSON string.
+std::string escaped(std::string_view text) {
+  std::string out;
+  for (const char c : printable(text, 200)) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += c;
+  }
+  return out;
+}
 
 }  // namespace
 
@@ -54,6 +66,22 @@ void Trace::operation(int32_t rank, uint64_t op, std::string text, int64_t begin
     operations_.push_back({begin, end, op, rank, std::move(text)});
 }
 
+void Trace::span(std::string_view name, int64_t begin, int64_t end) {
+  const std::lock_guard lock(spans_mutex_);
+  if (spans_.size() < kMaxEvents) spans_.push_back({escaped(name), begin, end});
+}
+
+void Trace::add_spans(int32_t rank, std::map<int32_t, std::string>* rows, std::string* out) const {
+  const std::lock_guard lock(spans_mutex_);
+  if (!spans_.empty()) rows->emplace(kTrainer, "trainer");
+  for (const Span& s : spans_) {
+    *out += fmt::format(
+        R"({{"ph": "X", "cat": "trainer", "name": "{}", "pid": {}, "tid": {}, "ts": {:.3f}, "dur": {:.3f}}},)"
+        "\n",
+        s.name, rank, kTrainer, microseconds(s.begin), microseconds(s.end - s.begin));
+  }
+}
+
 std::string Trace::arguments(const Event& e) {
   std::string out = fmt::format(R"("operation": {})", e.op);
   if (e.kind == EventKind::kKernel) {
@@ -71,6 +99,7 @@ std::string Trace::arguments(const Event& e) {
 std::string Trace::json(int32_t rank) const {
   std::string out = "[\n";
   std::map<int32_t, std::string> rows = {{kOperations, "operations"}};
+  add_spans(rank, &rows, &out);
   std::map<int32_t, int64_t> busy_until;  // of messages
   for (const Operation& o : operations_) {
     if (o.rank != rank) continue;

@@ -12,7 +12,9 @@
 
 #include <cstdint>
 #include <map>
+#include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/base/status.h"
@@ -31,6 +33,9 @@ class Trace {
             int64_t end);
   // A whole operation; text: what it is.
   void operation(int32_t rank, uint64_t op, std::string text, int64_t begin, int64_t end);
+
+  // Something of the trainer's own, in the files of all ranks. Threads: any.
+  void span(std::string_view name, int64_t begin, int64_t end);
 
   // One file per rank with events.
   Status write() const;
@@ -59,13 +64,21 @@ class Trace {
     int32_t rank;
     std::string text;
   };
+  struct Span {
+    std::string name;
+    int64_t begin, end;
+  };
   std::string json(int32_t rank) const;
+  // Of the trainer: a row, and events in it.
+  void add_spans(int32_t rank, std::map<int32_t, std::string>* rows, std::string* out) const;
   static std::string arguments(const Event& event);
 
   std::string prefix_;
   std::vector<Event> events_;
   std::vector<Operation> operations_;
   uint64_t dropped_ = 0;
+  mutable std::mutex spans_mutex_;
+  std::vector<Span> spans_;
 };
 
 }  // namespace sotto

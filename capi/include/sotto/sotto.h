@@ -352,6 +352,17 @@ SOTTO_API sotto_status sotto_context_poll(sotto_context* context, int64_t timeou
 SOTTO_API sotto_status sotto_context_report(const sotto_context* context, const char* kind,
                                             char* buf, uint64_t cap, uint64_t* out_len);
 
+/* Puts work of the trainer into the time line that SOTTO_TRACE asks for, in a row of its own. Without
+ * one nothing happens.
+ *   context  [in]
+ *   name     [in] UTF-8, of which 200 bytes are kept; copied
+ *   begin_ns [in] monotonic clock, as in sotto_op_stats
+ *   end_ns   [in] >= begin_ns
+ * Threads: any. Blocks: no. Errors: INVALID_ARGUMENT (name, end_ns), INVALID_STATE (fork).
+ * Since: 0.2 */
+SOTTO_API sotto_status sotto_trace_span(sotto_context* context, const char* name, int64_t begin_ns,
+                                        int64_t end_ns);
+
 /* ---- unique id ------------------------------------------------------------------------------ */
 
 /* Makes an id with which ranks find each other, and listens for them: call it on one rank, carry
@@ -552,9 +563,11 @@ typedef struct sotto_op_stats {
   uint64_t kernel_ns; /* in kernels of this operation, on a device that runs them at once */
   uint64_t payload_bytes_planned; /* what this rank sends in this operation */
   uint64_t header_bytes_planned;
+  int64_t exposed_ns; /* threads have stood still for it in sotto_op_wait and the like; -1: a stream
+                         waits for it, whose time the host does not know. Since: 0.2 */
 } sotto_op_stats;
 #define SOTTO_OP_STATS_INIT \
-  { sizeof(sotto_op_stats), 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(sotto_op_stats), 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Times and predicted bytes of one operation.
  *   op        [in]

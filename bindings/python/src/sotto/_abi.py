@@ -211,6 +211,7 @@ class OpStats(Sized):
         ("kernel_ns", c.c_uint64),
         ("payload_bytes_planned", c.c_uint64),
         ("header_bytes_planned", c.c_uint64),
+        ("exposed_ns", c.c_int64),
     ]
 
 
@@ -360,6 +361,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "sotto_op_wait_all": (Status, [_Handles, _Count, c.c_int64]),
     "sotto_op_stream_wait": (Status, [Handle, c.c_void_p]),
     "sotto_op_error": (Status, [Handle, _TextOut]),
+    "sotto_trace_span": (Status, [Handle, _Text, c.c_int64, c.c_int64]),
     "sotto_op_get_stats": (Status, [Handle, c.POINTER(OpStats)]),
     "sotto_op_release": (Status, [Handle]),
     "sotto_barrier": (Status, [Handle, *_CALL_OP]),
