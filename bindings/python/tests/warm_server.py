@@ -223,9 +223,10 @@ def main(folder, _, *modules):
     gc.collect()
     gc.freeze()  # a fork copies no page just to count references in it
     request = Server(Path(folder)).serve()
-    if request is not None:
-        become(request)
-        run_program(request["words"])
+    if request is None:
+        os._exit(0)  # nothing is left to do; taking the modules apart would be most of it
+    become(request)
+    run_program(request["words"])
 
 
 if __name__ == "__main__":
