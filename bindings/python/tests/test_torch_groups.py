@@ -4,10 +4,10 @@ import contextlib
 import datetime
 import os
 import subprocess
+import sys
 import time
 
 import pytest
-import warm
 from ranks import ROOT, run_ranks, thread_ranks
 
 torch = pytest.importorskip("torch", reason="torch is not installed in this Python")
@@ -139,12 +139,10 @@ def test_torchruns_ranks_need_no_port_beside_its_own(tmp_path):
     """MASTER_PORT + 1 may be in use, as the end of a connection that is closed for instance."""
     program = tmp_path / "taken.py"
     program.write_text(TAKEN)
-    python = warm.python("torch")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SOTTO_RE")}
-    environment["PYTHON_EXEC"] = python  # of torchrun's ranks
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
     run = subprocess.run(
-        [python, *words],
+        [sys.executable, *words],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -181,11 +181,24 @@ subprocess.run([warm.python("colorsys"), "-c", {WAITS!r}])
         assert process.is_dir()
         asked.kill()
     wait_until(lambda: not process.exists())
+    wait_until(lambda: not any(tmp_path.iterdir()))
 
 
 def test_a_module_that_cannot_be_imported():
     with pytest.raises(AssertionError, match="importing not_a_module_here failed"):
         warm.python("not_a_module_here")
+
+
+def test_a_module_that_starts_a_thread(tmp_path):
+    (tmp_path / "threaded.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(1,)).start()\n"
+    )
+    done = run(
+        *(sys.executable, warm.HERE / "warm_server.py", tmp_path, "title", "threaded"),
+        env={"PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 1
+    assert done.stderr == "importing threaded started threads, which forks would not have\n"
 
 
 def test_one_made_from_another(python, monkeypatch):

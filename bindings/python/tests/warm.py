@@ -15,6 +15,7 @@ import atexit
 import functools
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # forks can use CUDA only if this process has not
     "DS_ACCELERATOR": "cpu",
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -83,6 +85,4 @@ def end(server, folder):
     """The server ends its programs when its standard input ends."""
     server.stdin.close()
     server.wait(LIMIT_S)
-    for file in folder.iterdir():
-        file.unlink()
-    folder.rmdir()
+    shutil.rmtree(folder, ignore_errors=True)  # where the server had not begun

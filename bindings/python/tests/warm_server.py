@@ -14,6 +14,7 @@ import io
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -42,6 +43,7 @@ def receive(connection):
 
 class Server:
     def __init__(self, folder):
+        self.folder = folder
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(str(folder / "socket"))
         self.listener.listen(64)
@@ -75,6 +77,7 @@ class Server:
     def _end(self):
         for process in self.connections:
             kill(process, signal.SIGKILL)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _reap(self):
         """Tells clients how their programs ended."""
@@ -220,6 +223,8 @@ def run_program(words):
 def main(folder, _, *modules):
     for name in modules:
         importlib.import_module(name)
+    if len(os.listdir("/proc/self/task")) > 1:
+        sys.exit(f"importing {', '.join(modules)} started threads, which forks would not have")
     gc.collect()
     gc.freeze()  # a fork copies no page just to count references in it
     request = Server(Path(folder)).serve()
