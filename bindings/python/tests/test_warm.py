@@ -36,6 +36,15 @@ def run(*words, **options):
     return subprocess.run(list(map(str, words)), **options)
 
 
+def is_over(process):
+    """Whether a process in /proc has ended; who inherits it may leave it there."""
+    try:
+        state = (process / "stat").read_text(errors="replace").rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return True
+    return state in "ZX"
+
+
 def wait_until(condition):
     end = time.monotonic() + LIMIT_S
     while not condition():
@@ -133,7 +142,7 @@ def waiting(python):
         assert process.is_dir()
         yield seen, process
         seen.kill()
-    wait_until(lambda: not process.exists())
+    wait_until(lambda: is_over(process))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +152,18 @@ def test_signals_are_passed_on(waiting, number, code):
     seen, process = waiting
     seen.send_signal(number)
     assert seen.wait(LIMIT_S) == code
-    wait_until(lambda: not process.exists())
+    wait_until(lambda: is_over(process))
+
+
+def test_one_that_is_killed_takes_what_it_has_started_along(python):
+    code = (
+        "import subprocess as s; p = s.Popen(['sleep', '99']); print(p.pid, flush=True); p.wait()"
+    )
+    with subprocess.Popen([python, "-c", code], stdout=subprocess.PIPE, text=True) as seen:
+        process = Path("/proc", seen.stdout.readline().strip())
+        assert process.is_dir()
+        seen.kill()
+    wait_until(lambda: is_over(process))
 
 
 def test_many_programs_at_a_time(python):
@@ -170,18 +190,20 @@ sys.path.insert(0, {str(warm.HERE)!r})
 import warm
 subprocess.run([warm.python("colorsys"), "-c", {WAITS!r}])
 """
+    temporary = tmp_path / ("long" * 30)
+    temporary.mkdir()
     environment = {k: v for k, v in os.environ.items() if k != "WARM_PYTHON"}
     with subprocess.Popen(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,
         text=True,
-        env={**environment, "TMPDIR": str(tmp_path)},
+        env={**environment, "TMPDIR": str(temporary)},
     ) as asked:
         process = Path("/proc", asked.stdout.readline().strip())
         assert process.is_dir()
         asked.kill()
-    wait_until(lambda: not process.exists())
-    wait_until(lambda: not any(tmp_path.iterdir()))
+    wait_until(lambda: is_over(process))
+    wait_until(lambda: not any(temporary.iterdir()))
 
 
 def test_a_module_that_cannot_be_imported():

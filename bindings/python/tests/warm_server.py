@@ -29,23 +29,28 @@ LIMIT_S = 60
 
 def receive(connection):
     """The request of a client, with its three files; None where it has gone."""
-    data, files, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 3)
-    if len(data) < LENGTH_BYTES or len(files) != 3:
-        for file in files:
-            os.close(file)
-        return None
-    missing, parts = int.from_bytes(data, "little"), []
-    while missing and (part := connection.recv(missing)):
-        parts.append(part)
-        missing -= len(part)
-    return {**json.loads(b"".join(parts)), "files": files}
+    files, parts = [], []
+    with contextlib.suppress(OSError):
+        connection.settimeout(LIMIT_S)
+        length, files, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 3)
+        missing = int.from_bytes(length, "little")
+        while missing and (part := connection.recv(missing)):
+            parts.append(part)
+            missing -= len(part)
+        if parts and not missing:
+            return {**json.loads(b"".join(parts)), "files": files}
+    for file in files:
+        os.close(file)
+    connection.close()
+    return None
 
 
 class Server:
     def __init__(self, folder):
         self.folder = folder
         self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(str(folder / "socket"))
+        os.chdir(folder)
+        self.listener.bind("socket")  # paths of sockets have 107 characters at most
         self.listener.listen(64)
         self.connections = {}  # of running programs, by process
         self.ended, self.wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -69,7 +74,6 @@ class Server:
                     self._pass_on(process, connection)
             if self.listener in ready:
                 connection = self.listener.accept()[0]
-                connection.settimeout(LIMIT_S)
                 request = receive(connection)
                 if request is not None and self._fork(request, connection) == 0:
                     return request
@@ -89,14 +93,14 @@ class Server:
 
     def _pass_on(self, process, connection):
         """Signals that a client was sent; one that was killed takes its program with it."""
+        numbers = b""
         with contextlib.suppress(OSError):
             numbers = connection.recv(64)
-            for number in numbers or [signal.SIGKILL]:
-                kill(process, number)
-            if numbers:
-                return
-        os.waitpid(process, 0)
-        self.connections.pop(process).close()
+        for number in numbers or [signal.SIGKILL]:
+            kill(process, number)
+        if not numbers:
+            os.waitpid(process, 0)
+            self.connections.pop(process).close()
 
     def _fork(self, request, connection):
         process = os.fork()
@@ -115,8 +119,10 @@ class Server:
 
 
 def kill(process, number):
-    with contextlib.suppress(ProcessLookupError):
-        (os.killpg if number == signal.SIGKILL else os.kill)(process, number)
+    """Also what the program has started, if it is killed."""
+    for call in (os.kill, os.killpg) if number == signal.SIGKILL else (os.kill,):
+        with contextlib.suppress(ProcessLookupError):
+            call(process, number)
 
 
 # ---- in the process of a program -----------------------------------------------------------------
@@ -172,8 +178,8 @@ def become(request):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(request["environment"])
-    os.chdir(request["folder"])
     set_standard_files(request["files"])
+    os.chdir(request["folder"])
     set_title([sys.executable, *request["words"]])
     sys.dont_write_bytecode |= bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     paths = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
@@ -193,13 +199,13 @@ def execute(code, file=None):
 
 def run_program(words):
     """As `python WORDS...` does, of which -B, -u, -c and -m are known."""
-    while words[0] in ("-B", "-u"):
+    while words[:1] in (["-B"], ["-u"]):
         if words[0] == "-B":
             sys.dont_write_bytecode = True
         else:
             sys.stdout.reconfigure(write_through=True)
         words = words[1:]
-    first, *rest = words
+    first, *rest = words or ["-"]
     if first == "-c":
         sys.argv[:] = ["-c", *rest[1:]]
         sys.path.insert(0, "")
