@@ -182,8 +182,9 @@ def test_options_of_the_interpreter_are_refused(python):
     assert "option -W of Python is not known here; allowed: -B, -u, -c, -m" in done.stderr
 
 
-def test_programs_end_with_who_asked_for_them(tmp_path):
-    """Also where that was killed."""
+@pytest.mark.parametrize("how", ["killed", "group"])
+def test_programs_end_with_who_asked_for_them(tmp_path, how):
+    """Also where that was killed, or the server had the signal too."""
     code = f"""
 import os, subprocess, sys
 sys.path.insert(0, {str(warm.HERE)!r})
@@ -197,11 +198,12 @@ subprocess.run([warm.python("colorsys"), "-c", {WAITS!r}])
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,
         text=True,
+        start_new_session=True,
         env={**environment, "TMPDIR": str(temporary)},
     ) as asked:
         process = Path("/proc", asked.stdout.readline().strip())
         assert process.is_dir()
-        asked.kill()
+        asked.kill() if how == "killed" else os.killpg(asked.pid, signal.SIGTERM)
     wait_until(lambda: is_over(process))
     wait_until(lambda: not any(temporary.iterdir()))
 

@@ -25,6 +25,7 @@ LENGTH_BYTES = 8
 PR_SET_PDEATHSIG = 1
 IO_UNBUFFERED = 2
 LIMIT_S = 60
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def receive(connection):
@@ -56,7 +57,8 @@ class Server:
         self.ended, self.wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the clients pass it on
+        # Of a terminal or a group, whose other members the server outlives; programs get them.
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
         (folder / "ready").touch()
 
     def serve(self):
@@ -175,7 +177,6 @@ def become(request):
     """This process as if it had been started by the client."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(request["environment"])
     set_standard_files(request["files"])
@@ -186,6 +187,7 @@ def become(request):
     sys.path[:] = [*map(os.path.abspath, paths), *sys.path[1:]]
     random_numbers_anew()
     end_before_the_modules()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
 
 
 def execute(code, file=None):
