@@ -7,8 +7,8 @@ environment, folder, standard files, signals, exit code, command line in /proc. 
 library are imported by the program itself.
 
 Not for programs in another network namespace, and not for what an interpreter reads when it starts
-(options other than -B, PYTHONHASHSEED, OMP_NUM_THREADS, which is 1). The hashes of strings are the
-same in all forks, so that sets have the same order.
+(options other than -B and -u, PYTHONHASHSEED, OMP_NUM_THREADS, which is 1). The hashes of strings
+are the same in all forks, so that sets have the same order.
 """
 
 import atexit
