@@ -3,6 +3,8 @@
 
 Debian's Python has no torch, DeepSpeed, mypy, ... For a file that is skipped without a module that this interpreter lacks, .venv of this
 checkout is taken where it has the module and pytest (integration/setup.sh test installs them).
+
+For a file that needs torch, pytest and the programs that its tests start are forks of one process that has imported it (python/tests/warm.py).
 """
 
 import importlib.util
@@ -42,7 +44,14 @@ def main():
     if len(sys.argv) < 2:
         sys.exit(__doc__)
     python = interpreter(sys.argv[1])
-    os.execv(python, [python, "-B", "-m", "pytest", "-p", "no:cacheprovider", *sys.argv[1:]])
+    words = ["-B", "-m", "pytest", "-p", "no:cacheprovider", *sys.argv[1:]]
+    if "torch" not in needs(sys.argv[1]) or not has(python, ["torch"]):
+        os.execv(python, [python, *words])
+    sys.path.insert(0, str(ROOT / "bindings/python/tests"))
+    import warm
+
+    warmed = warm.python("torch", interpreter=python)
+    sys.exit(subprocess.run([warmed, *words], env={**os.environ, "WARM_PYTHON": warmed}, check=False).returncode)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -57,6 +58,10 @@ class Ranks:
         except Exception as error:
             failure = error
         failed = [rank for rank, bad in enumerate(self.gather(failure is not None)) if bad]
+        if failed:
+            # A rank that ended now would be lost to others, which have not all been told yet.
+            with contextlib.suppress(sotto.SottoError, RuntimeError):
+                self.barrier()
         if failure is not None:
             raise failure
         if failed:

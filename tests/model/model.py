@@ -14,11 +14,9 @@ BLOCK, LANES = 8192, 64
 
 def block_sum(terms):
     """Sum of at most 8192 float32 terms: 64 lanes in ascending order, folded by halves."""
-    padded = np.zeros(-(-len(terms) // LANES) * LANES, f32)
-    padded[: len(terms)] = terms
-    lanes = np.zeros(LANES, f32)
-    for row in padded.reshape(-1, LANES):
-        lanes = lanes + row
+    padded = np.zeros(LANES + -(-len(terms) // LANES) * LANES, f32)
+    padded[LANES : LANES + len(terms)] = terms
+    lanes = np.add.accumulate(padded.reshape(-1, LANES))[-1]  # row by row, from zeros
     half = LANES // 2
     while half:
         lanes = lanes[:half] + lanes[half:]
@@ -31,7 +29,7 @@ def sum_of_squares(runs):
     total = 0.0
     for run in runs:
         for at in range(0, len(run), BLOCK):
-            x = run[at : at + BLOCK].astype(f32)
+            x = run[at : at + BLOCK].astype(f32, copy=False)
             total += float(block_sum(x * x))
     return total
 
@@ -42,7 +40,7 @@ def rms(runs, count):
 
 
 def signed(bits, scale):
-    return np.where(bits, f32(scale), -f32(scale)).astype(f32)
+    return np.where(bits, f32(scale), -f32(scale)).astype(f32, copy=False)
 
 
 class Compressor:

@@ -3,6 +3,7 @@
 
 usage: model_test.py LIBSOTTO
 """
+import functools
 import itertools
 import json
 import sys
@@ -35,9 +36,13 @@ NEVER_COMPRESSED = (1, 3, 6)  # tensors, in one variant of 1-bit Adam
 UNUSED = slice(40, 60)  # of elements that never have a gradient, as position embeddings beyond the sequence
 
 
+@functools.cache
+def noise(step, rank, n):
+    return np.random.default_rng(1000 * step + rank).standard_normal(n).astype(f32)
+
+
 def gradients(step, rank, params, unused=True):
-    rng = np.random.default_rng(1000 * step + rank)
-    g = f32(0.1) * params + f32(0.05) * rng.standard_normal(len(params)).astype(f32)
+    g = f32(0.1) * params + f32(0.05) * noise(step, rank, len(params))
     if unused:
         g[UNUSED] = 0
     return g

@@ -15,6 +15,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "bindings/python/src"
+sys.path.insert(0, str(ROOT / "bindings/python/tests"))
+
+import warm
 READMES = ("README.md", "bindings/python/README.md", "docs/outer-steps.md")
 
 
@@ -61,12 +64,14 @@ def test_example_runs(where, tmp_path):
     program.write_text(FOUND[where], encoding="utf-8")
     run = os.environ.get("PYTHON_TESTS_SOTTO_RUN", str(ROOT / "build/dev/bin/sotto-run"))
     library = os.environ.get("SOTTO_LIBRARY", str(ROOT / "build/dev/lib/libsotto.so"))
+    python = warm.python("torch") if "torch" in FOUND[where] else sys.executable
     environment = {
         **os.environ, "SOTTO_LIBRARY": library, "PYTHONPATH": str(SOURCE), "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1", "SOTTO_CPU_THREADS": "1",
+        "PYTHON_EXEC": python,  # of torchrun's ranks
     }
     with_gloo = "init_process_group(\"gloo\")" in FOUND[where]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = launcher if with_gloo else [run, "-n", "2", "--timeout", "200", "--", sys.executable]
+    launcher = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = launcher if with_gloo else [run, "-n", "2", "--timeout", "200", "--", python]
     done = subprocess.run([*command, str(program)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=230, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

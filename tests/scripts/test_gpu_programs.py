@@ -15,9 +15,10 @@ from pathlib import Path
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests/gpu")]
+sys.path[:0] = [str(ROOT / "tests/gpu"), str(ROOT / "bindings/python/tests")]
 
 import ask  # noqa: E402
+import warm  # noqa: E402
 
 TORCH_PYTHON = ROOT / ".venv/bin/python"
 SOTTO_RUN = LIBSOTTO = ""
@@ -96,12 +97,14 @@ class Ask(unittest.TestCase):
 
 class TorchLoop(unittest.TestCase):
     def loop(self, *words):
+        find = "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is None)"
         try:
-            subprocess.run([TORCH_PYTHON, "-c", "import torch"], capture_output=True, timeout=300, check=True)
+            subprocess.run([TORCH_PYTHON, "-c", find], capture_output=True, timeout=300, check=True)
         except (OSError, subprocess.CalledProcessError):
             self.skipTest(f"{TORCH_PYTHON} has no torch")
+        python = warm.python("torch", interpreter=str(TORCH_PYTHON))
         return subprocess.run(
-            [SOTTO_RUN, "-n", "2", "--", TORCH_PYTHON, "-B", ROOT / "tests/gpu/torch_loop.py", "--device", "cpu", *words],
+            [SOTTO_RUN, "-n", "2", "--", python, "-B", ROOT / "tests/gpu/torch_loop.py", "--device", "cpu", *words],
             env={**os.environ, "SOTTO_LIBRARY": LIBSOTTO, "SOTTO_CPU_THREADS": "1", "OMP_NUM_THREADS": "1"}, capture_output=True,
             text=True, timeout=400, check=False)
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 120
 
 # Starts the ranks as sotto-run does: environment, wrapper, exit code, everything ends on SIGTERM.
-LAUNCHER = """#!/usr/bin/env python3
+LAUNCHER = """#!/usr/bin/env -S python3 -IS
 import os, shlex, signal, subprocess, sys
 words = sys.argv[1:]
 split = words.index("--")
@@ -30,11 +30,8 @@ sys.exit(max(rank.wait() for rank in started))
 """
 
 # Writes the files of a run whose figures are known.
-TRAINER = """#!/usr/bin/env python3
+TRAINER = """#!/usr/bin/env -S python3 -IS
 import json, os, pathlib, sys, time
-sys.dont_write_bytecode = True
-sys.path.insert(0, os.environ["TEST_SYNTHETIC"])
-import synthetic
 words = sys.argv[1:]
 value = lambda name: words[words.index(name) + 1]
 rank = os.environ["SOTTO_RANK"]
@@ -43,6 +40,9 @@ pathlib.Path(os.environ["TEST_SEEN"], value("--name") + "-" + rank).write_text(j
      "config": json.loads(pathlib.Path(value("--config")).read_text())}))
 time.sleep(float(os.environ.get("TEST_SLEEP", "0")))
 if rank != "0": sys.exit(0)
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.environ["TEST_SYNTHETIC"])
+import synthetic
 if os.environ.get("TEST_FAIL") == value("--name"): sys.exit("the disk is full")
 log, steps = pathlib.Path(value("--log")), int(value("--steps"))
 onebit = "onebit" in value("--name")
@@ -51,7 +51,7 @@ synthetic.write_run(log.parent, log.stem, steps=steps, floor=1.25 if onebit else
 """
 
 # Says yes to every configuration but one that asks for a refusal; told of each in TEST_SEEN.
-TOOL = """#!/usr/bin/env python3
+TOOL = """#!/usr/bin/env -S python3 -IS
 import json, os, pathlib, sys
 pathlib.Path(os.environ["TEST_SEEN"], "sotto").write_text(json.dumps(sys.argv[1:]))
 print("This configuration ...")
@@ -75,6 +75,12 @@ def lab_reason():
 
 
 class Quickstart(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory(prefix="sotto test fonts ")
+        cls.addClassCleanup(folder.cleanup)
+        cls.fonts = Path(folder.name)  # which matplotlib lists once for all tests
+
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="sotto test ")  # a blank in every path
         self.addCleanup(folder.cleanup)
@@ -83,6 +89,7 @@ class Quickstart(unittest.TestCase):
         shutil.copytree(ROOT / "integration", self.root / "integration", ignore=shutil.ignore_patterns("__pycache__"))
         programs = self.root / "build/quickstart/bin"
         programs.mkdir(parents=True)
+        (programs.parent / "matplotlib").symlink_to(self.fonts)
         for name, text in (("sotto-run", LAUNCHER), ("sotto-c-trainer", TRAINER), ("sotto", TOOL)):
             (programs / name).write_text(text, encoding="utf-8")
             (programs / name).chmod(0o755)

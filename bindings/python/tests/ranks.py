@@ -9,6 +9,8 @@ import tempfile
 import threading
 from pathlib import Path
 
+import warm
+
 import sotto
 
 HERE = Path(__file__).resolve().parent
@@ -71,17 +73,25 @@ def meeting_file():
     return "file://" + os.environ["RUN_RANKS_MEETING"]
 
 
-def run_ranks(n, file, function, timeout=200, options=()):
+def python_of(imports=()):
+    """The command for a rank's Python. imports: slow modules, besides PyTorch if that is used."""
+    torch = ["torch"] if "torch" in sys.modules else []
+    return warm.python(*torch, *imports) if torch or imports else sys.executable
+
+
+def run_ranks(n, file, function, timeout=200, options=(), imports=()):
     """function(comm) of a test file in n processes; what they printed.
 
-    A function without arguments gets no comm. options: more of sotto-run's.
+    A function without arguments gets no comm. options: more of sotto-run's; with those the ranks
+    import everything themselves. imports: slow modules that they have from the start (warm.py).
     """
     words = ["-n", str(n), "--timeout", str(timeout), *options, "--"]
+    python = sys.executable if options else python_of(imports)
     with tempfile.TemporaryDirectory() as folder:
         run = subprocess.run(
             [
                 *(sotto_run(), *words),
-                *(sys.executable, str(HERE / "ranks.py"), str(file), function),
+                *(python, str(HERE / "ranks.py"), str(file), function),
             ],
             capture_output=True,
             text=True,

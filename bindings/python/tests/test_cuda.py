@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import warm
 
 import sotto
 from sotto import _abi as abi
@@ -102,7 +103,7 @@ def emulated():
 def test_on_the_emulator(scene):
     library, runtime = emulated()
     run = subprocess.run(
-        [sys.executable, "-B", __file__, scene, str(runtime)],
+        [warm.python("torch"), "-B", __file__, scene, str(runtime)],
         capture_output=True,
         text=True,
         timeout=300,

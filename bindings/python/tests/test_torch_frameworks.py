@@ -3,10 +3,10 @@
 import importlib.util
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 torch = pytest.importorskip("torch", reason="torch is not installed in this Python")
 
@@ -19,6 +19,12 @@ NEEDS = {
     "fabric": ("lightning",),
     "restarts": (),
 }
+# What the frameworks import when they are used, as far as it is installed.
+MODULES = [
+    name
+    for name in ("accelerate", "transformers.trainer", "lightning")
+    if importlib.util.find_spec(name.partition(".")[0])
+]
 EXACT = ("AdamW", "Outer")  # keep no error feedback
 KINDS = ("AdamW", "OnebitAdam", "ZeroOneAdam", "Outer")
 LIMIT_S = 600
@@ -32,6 +38,7 @@ def skip_without(framework):
 
 def launch(framework, what, directory, *options):
     """Two ranks by torchrun; free ports, no network."""
+    python = warm.python("torch", *MODULES)
     environment = {
         **os.environ,
         "HF_HUB_OFFLINE": "1",
@@ -40,9 +47,10 @@ def launch(framework, what, directory, *options):
         "SOTTO_CPU_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
         "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHON_EXEC": python,  # of torchrun's ranks
     }
     words = ["--standalone", "--nproc-per-node", "2", *options, str(PROGRAMS), framework, what]
-    command = [sys.executable, "-m", "torch.distributed.run", *words, str(directory), *KINDS]
+    command = [python, "-m", "torch.distributed.run", *words, str(directory), *KINDS]
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as run:

@@ -2,12 +2,11 @@
 
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from ranks import HERE, meeting_file, run_ranks, sotto_run
+from ranks import HERE, meeting_file, python_of, run_ranks, sotto_run
 
 torch = pytest.importorskip("torch", reason="torch is not installed in this Python")
 
@@ -221,7 +220,7 @@ def rank_resumes(comm):
 
 def test_killed_and_resumed_in_new_processes(tmp_path, monkeypatch):
     monkeypatch.setenv("OUTER_STATES", str(tmp_path))
-    words = [sys.executable, str(HERE / "ranks.py"), str(Path(__file__)), "rank_saves_and_dies"]
+    words = [python_of(), str(HERE / "ranks.py"), str(Path(__file__)), "rank_saves_and_dies"]
     run = subprocess.run(
         [sotto_run(), "-n", "3", "--grace", "100", "--timeout", "200", "--", *words],
         capture_output=True,

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import warm
+
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE.parent / "programs"
 # What `import deepspeed` becomes. The first also serves `from deepspeed.x import y`.
@@ -77,10 +79,11 @@ def run(*commands, kind="sotto", ranks=2, timeout=600):
     """
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     words = json.dumps([[str(word) for word in command] for command in commands])
+    python = warm.python("torch", *(["deepspeed"] if kind == "deepspeed" else []))
     with reserved_port() as port:
         started = [
             subprocess.Popen(
-                [sys.executable, __file__, kind, words], env=environment(r, ranks, port), **options
+                [python, __file__, kind, words], env=environment(r, ranks, port), **options
             )
             for r in range(ranks)
         ]

@@ -125,8 +125,7 @@ class Reference:
         c = torch.zeros_like(worker_error)
         c[:count] = buffer.flatten()
         c += worker_error
-        near = torch.zeros(c.numel(), dtype=torch.int32)
-        near |= c.abs() < self.margin * c.square().mean().sqrt()
+        near = c.abs() < self.margin * c.square().mean().sqrt()
         out = self._plain(buffer, worker_error, server_error, local_rank)
         mine = torch.zeros_like(c)
         mine[: out.numel()] = out.flatten()
@@ -136,10 +135,15 @@ class Reference:
         a, known = mine[part] + server_error, mine[part] != 0
         scale = a.square().mean().sqrt()
         near[part] |= known & (a.abs() < self.margin * scale)
-        dist.all_reduce(near, dist.ReduceOp.MAX)
         count = min(count, self.n - first)
-        self.near[first : first + count] |= near[:count].bool()
+        self.near[first : first + count] |= near[:count]
         return out
+
+    def _share_near(self):
+        """Notes what is near 0 on any rank."""
+        near = self.near.to(torch.uint8)
+        dist.all_reduce(near, dist.ReduceOp.MAX)
+        self.near = near.bool()
 
     def _give(self, gradients):
         for p, g in zip(self.params, gradients):
@@ -159,6 +163,7 @@ class Reference:
         sizes = [p.numel() for p in self.params]
         self._give([g.clone() for g in flat.split(sizes)])
         self.optimizer.step()
+        self._share_near()
         if self.half:
             assert self.optimizer.loss_scale_config.cur_scale == LOSS_SCALE
 

@@ -64,6 +64,10 @@ def join():
     return join_deepspeed()
 
 
+def ranks(function):
+    return run_ranks(2, __file__, function, timeout=600, imports=("deepspeed",))
+
+
 def masters(engine):
     """float32 parameters of either engine, as one vector."""
     optimizer = engine.optimizer
@@ -125,7 +129,7 @@ def rank_compares(comm):
 
 
 def test_the_same_parameters_as_from_the_engine_here():
-    out = run_ranks(2, __file__, "rank_compares", timeout=600)
+    out = ranks("rank_compares")
     print(out)
     for kind in KINDS:
         for dtype in TYPES:
@@ -162,7 +166,7 @@ def rank_is_refused():
 
 
 def test_what_cannot_work_is_refused():
-    assert run_ranks(2, __file__, "rank_is_refused", timeout=400).count("refused") == 2
+    assert ranks("rank_is_refused").count("refused") == 2
 
 
 def rank_of_a_pipeline():
@@ -186,4 +190,4 @@ def rank_of_a_pipeline():
 
 
 def test_pipeline_stages_need_a_group_of_their_own():
-    assert "refused 1" in run_ranks(2, __file__, "rank_of_a_pipeline", timeout=400)
+    assert "refused 1" in ranks("rank_of_a_pipeline")

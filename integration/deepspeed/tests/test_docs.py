@@ -5,10 +5,10 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 import sotto
 
@@ -103,9 +103,11 @@ def test_examples_run(path, index, tmp_path):
     for name in ("ds_config.json", "deepspeed.json"):
         (tmp_path / name).write_text(json.dumps(CONFIG))
     before, behind = EXAMPLES[path][index]
+    needs_deepspeed = "import deepspeed" in before + example or "reference" in before
+    python = warm.python("torch", *(["deepspeed"] if needs_deepspeed else []))
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "DS_ACCELERATOR": "cpu"}
     run = subprocess.run(
-        [sys.executable, "-c", before + example + behind],
+        [python, "-c", before + example + behind],
         capture_output=True,
         text=True,
         timeout=300,

@@ -117,5 +117,5 @@ def test_trainer(monkeypatch):
 
     with reserved_port() as port:
         monkeypatch.setenv("PORT_OF_THE_TEST", str(port))
-        out = run_ranks(2, __file__, "rank_trains", timeout=300)
+        out = run_ranks(2, __file__, "rank_trains", timeout=300, imports=("deepspeed",))
     assert out.count("trained") == 2, out

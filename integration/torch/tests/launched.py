@@ -3,10 +3,10 @@
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
+import warm
 from ranks import ROOT, sotto_run
 
 TRAINER = ROOT / "integration/torch/train_bert.py"
@@ -48,10 +48,13 @@ def environment():
         "SOTTO_CPU_THREADS": "1",
         "SOTTO_TIMEOUT_US": "100000000",
         "OMP_NUM_THREADS": "1",
+        "PYTHON_EXEC": warm.python("torch"),  # of torchrun's ranks
     }
 
 
-def command(*words, ranks=2, program=(sys.executable, "-B", TRAINER), launcher=()):
+def command(*words, ranks=2, program=None, launcher=()):
+    """program: train_bert.py. launcher: sotto-run."""
+    program = program or (warm.python("torch"), "-B", TRAINER)
     launcher = launcher or (sotto_run(), "-n", str(ranks), "--timeout", str(LIMIT_S), "--")
     return [str(word) for word in (*launcher, *program, *words)]
 
@@ -77,7 +80,7 @@ def train_well(*words, **more):
 def train_in_turn(*runs):
     """Runs on two ranks, in the same processes: importing PyTorch takes seconds."""
     words = json.dumps([[str(word) for word in run] for run in runs])
-    train_well(words, program=(sys.executable, "-B", IN_TURN))
+    train_well(words, program=(warm.python("torch"), "-B", IN_TURN))
 
 
 def read_log(path):

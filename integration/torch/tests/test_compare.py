@@ -25,7 +25,7 @@ def compare(*words):
         text=True,
     ) as process:
         try:
-            out, err = process.communicate(timeout=1500)
+            out, err = process.communicate(timeout=900)
         except subprocess.TimeoutExpired:
             process.kill()
             raise

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 pytest.importorskip("torch", reason="torch is not installed in this Python")
 
@@ -133,7 +134,7 @@ def test_torchrun_and_accumulation(runs, tmp_path):
         train_well(
             *("--deepspeed_config", write_config(tmp_path, "lamb", **config)),
             *("--variant", variant, *SMALL, "--data", text, "--steps", 6, "--log-file", log),
-            launcher=(torchrun, "--standalone", "--nproc-per-node", 2),
+            launcher=(warm.python("torch"), torchrun, "--standalone", "--nproc-per-node", 2),
             program=(TRAINER,),
         )
         losses.append([record["loss"] for record in read_log(log) if "loss" in record])
