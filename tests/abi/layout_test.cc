@@ -104,7 +104,7 @@ AT(sotto_comm_counters, header_bytes_planned, 80);
 AT(sotto_comm_counters, kernel_ns, 88);
 AT(sotto_comm_counters, ops_completed, 96);
 
-SIZE(sotto_op_stats, 56);
+SIZE(sotto_op_stats, 64);
 NO_PADDING(sotto_op_stats);
 AT(sotto_op_stats, struct_size, 0);
 AT(sotto_op_stats, launch_ns, 8);
@@ -113,6 +113,7 @@ AT(sotto_op_stats, end_ns, 24);
 AT(sotto_op_stats, kernel_ns, 32);
 AT(sotto_op_stats, payload_bytes_planned, 40);
 AT(sotto_op_stats, header_bytes_planned, 48);
+AT(sotto_op_stats, exposed_ns, 56);
 
 SIZE(sotto_optim_info, 88);
 AT(sotto_optim_info, struct_size, 0);

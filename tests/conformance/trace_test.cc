@@ -38,6 +38,7 @@ TEST_P(TraceFiles, ShowEveryStep) {
                  Codec::create(comm, R"({"type": "onebit"})", {kElements}, {Dtype::kF32}));
     for (int i = 0; i < 2; ++i)
       SOTTO_TRY(comm->finish(codec->all_reduce({x.data()}, {x.data()}, {})));
+    comm->engine().trace_span("backward \"3\"\n", 5'000, 9'500);
     std::lock_guard lock(mutex);
     moved[comm->rank()] = comm->counters().moved;
     return ok_status();
@@ -56,9 +57,17 @@ TEST_P(TraceFiles, ShowEveryStep) {
       if (e["ph"] == "b") operations[e["id"]].first = e["ts"];
       if (e["ph"] == "e") operations[e["id"]].second = e["ts"];
     }
+    uint64_t spans = 0;
     for (const Json& e : events) {
       if (e["ph"] != "X") continue;
       EXPECT_EQ(e["pid"], rank);
+      if (e.value("cat", "") == "trainer") {
+        ++spans;
+        EXPECT_EQ(e["name"], "backward \"3\"\\x0a");
+        EXPECT_EQ(e["ts"], 5.0);
+        EXPECT_EQ(e["dur"], 4.5);
+        continue;
+      }
       const std::string name = e["name"];
       ++count[name];
       const double begin = e["ts"], end = begin + e["dur"].get<double>();
@@ -74,6 +83,7 @@ TEST_P(TraceFiles, ShowEveryStep) {
       if (name == "send") sent += e["args"].value("bytes", uint64_t{0});
     }
     EXPECT_EQ(operations.size(), 2u);
+    EXPECT_EQ(spans, 1u);
     EXPECT_GT(count["onebit_encode"], 0u);
     EXPECT_GT(count["onebit_server"], 0u);
     EXPECT_GT(count["onebit_decode"], 0u);

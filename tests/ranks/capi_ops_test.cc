@@ -1,6 +1,7 @@
 // Operations and their life at the C ABI: waiting, callbacks, groups, splits, order of destruction,
 // without a thread of the library's own.
 #include <atomic>
+#include <chrono>
 #include <string>
 #include <thread>
 #include <vector>
@@ -163,6 +164,40 @@ TEST_P(CapiOps, SplitsAndDestructionInAnyOrder) {
                   OK(sotto_op_release(op));
                 },
                 false),
+            "");
+}
+
+// Rank 0 waits for the others, and then lets an operation end without waiting.
+TEST_P(CapiOps, StatsSayHowLongThreadsStoodStill) {
+  EXPECT_EQ(world([](Member& self) {
+              constexpr auto kLate = std::chrono::milliseconds(60);
+              std::vector<float> x(100, 1);
+              const sotto_buffer b = buffer(x);
+              const auto stats_of = [](sotto_op* op) {
+                sotto_op_stats stats = SOTTO_OP_STATS_INIT;
+                OK(sotto_op_get_stats(op, &stats));
+                OK(sotto_op_release(op));
+                return stats;
+              };
+              sotto_op* op = nullptr;
+              if (self.rank != 0) std::this_thread::sleep_for(kLate);
+              OK(sotto_all_reduce(self.comm, &b, &b, 1, nullptr, &op));
+              OK(sotto_op_wait(op, -1));
+              const sotto_op_stats waited = stats_of(op);
+              require(waited.exposed_ns <= waited.end_ns - waited.launch_ns, "longer than it");
+              if (self.rank == 0 && self.size > 1)
+                require(waited.exposed_ns > 30'000'000, std::to_string(waited.exposed_ns));
+              OK(sotto_all_reduce(self.comm, &b, &b, 1, nullptr, &op));
+              while (sotto_op_test(op) == SOTTO_IN_PROGRESS) std::this_thread::yield();
+              OK(sotto_op_wait(op, -1));
+              require(stats_of(op).exposed_ns == 0, "nobody stood still");
+              OK(sotto_barrier(self.comm, nullptr, nullptr));
+              FAILS(sotto_trace_span(self.context, nullptr, 0, 0), SOTTO_E_INVALID_ARGUMENT,
+                    "name");
+              FAILS(sotto_trace_span(self.context, "a", 5, 4), SOTTO_E_INVALID_ARGUMENT,
+                    "end_ns is 4; allowed: from begin_ns, 5");
+              OK(sotto_trace_span(self.context, "a", 5, 5));
+            }),
             "");
 }
 

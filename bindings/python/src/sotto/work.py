@@ -29,6 +29,7 @@ class OpStats(NamedTuple):
     kernel_ns: int
     payload_bytes_planned: int
     header_bytes_planned: int
+    exposed_ns: int  # threads have stood still for it; -1: a stream waits, for an unknown time
 
 
 # What operations in flight read and write. They end after the process does if no thread waits for
