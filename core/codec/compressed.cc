@@ -266,7 +266,7 @@ uint32_t add_padded_list(PlanBuilder& b, const CompressedLayout& layout, Dtype t
 }
 
 CompressedSlots add_codec_slots(PlanBuilder& b, const CompressedLayout& layout,
-                                const CodecSettings& codec) {
+                                const CodecSettings& codec, KeptState* kept) {
   const bool has_scales = codec.row().scales;
   const auto errors = [&](uint64_t elements) {
     return codec.residual ? b.bound(elements * 4) : kNoSlot;
@@ -276,7 +276,7 @@ CompressedSlots add_codec_slots(PlanBuilder& b, const CompressedLayout& layout,
   };
   // What encoders change.
   const auto of_workers = [&](uint64_t bytes) {
-    return b.keeps_state() ? b.kept(bytes) : b.bound(bytes);
+    return kept != nullptr ? kept->add(bytes) : b.bound(bytes);
   };
   const auto result = [&](uint64_t bytes) {
     return has_scales ? b.bound(bytes) : b.scratch(bytes);
@@ -336,7 +336,7 @@ CompressedResult emit_compressed_all_reduce(PlanBuilder& b, const CompressedRequ
     result.gate_workers = gate_all(x, x.worker_messages, r.prior, kSkipNonfinite);
   result.gate = gate_all(x, slots.messages, {result.gate_workers, 0, kCommit}, kSkipServer);
   emit_server_reset(x, result.gate);
-  if (!b.keeps_state()) x.coding.undo(b, r);
+  if (r.kept == nullptr) x.coding.undo(b, r);
   return result;
 }
 

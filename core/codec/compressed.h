@@ -42,12 +42,14 @@ uint32_t add_padded_list(PlanBuilder& builder, const CompressedLayout& layout, D
 // Scratch for CompressedRequest::worker_flags, 0.
 uint32_t add_worker_flags(PlanBuilder& builder, const CompressedLayout& layout);
 
-// Adds the slots of a codec's state and result for a layout. Results with scales are kept: bound.
+// Adds the slots of a codec's state and result for a layout. Results with scales outlive the
+// operation: bound. kept: not null: takes what encoders change.
 CompressedSlots add_codec_slots(PlanBuilder& builder, const CompressedLayout& layout,
-                                const CodecSettings& codec);
+                                const CodecSettings& codec, KeptState* kept = nullptr);
 // Of 1 bit.
-inline CompressedSlots add_onebit_slots(PlanBuilder& builder, const CompressedLayout& layout) {
-  return add_codec_slots(builder, layout, {});
+inline CompressedSlots add_onebit_slots(PlanBuilder& builder, const CompressedLayout& layout,
+                                        KeptState* kept) {
+  return add_codec_slots(builder, layout, {}, kept);
 }
 
 }  // namespace sotto

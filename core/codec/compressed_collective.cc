@@ -37,7 +37,7 @@ CompressedMean emit_compressed_mean(PlanBuilder& b, const CompressedMeanRequest&
 
 CompressedMean ServerCoding::mean(PlanBuilder& b, const CompressedMeanRequest& request) const {
   CompressedMean mean;
-  mean.slots = add_codec_slots(b, *request.layout, request.codec);
+  mean.slots = add_codec_slots(b, *request.layout, request.codec, request.kept);
   mean.slots.valid = request.valid;
   if (mean.slots.server != kNoSlot) b.committed(mean.slots.server);
   CompressedRequest r;
@@ -49,6 +49,7 @@ CompressedMean ServerCoding::mean(PlanBuilder& b, const CompressedMeanRequest& r
   r.kind = request.codec.kind;
   r.block = request.codec.block;
   r.late = request.late;
+  r.kept = request.kept;
   r.encode = [&](std::vector<Piece> pieces, const EncodeTarget& to) {
     encode(b, request, mean.slots, std::move(pieces), to);
   };

@@ -46,9 +46,10 @@ struct CompressedRequest {
   uint64_t segment_bytes = 256 * 1024;  // 0: messages are not cut
   CodecKind kind = CodecKind::kOnebit;
   uint32_t block = 0;  // of codecs with blocks
-  // The builder keeps state then. Not null: what is encoded is inputs that arrive. Sections go in
-  // the order in which what they need arrives.
+  // Not null: what is encoded is inputs that arrive. Sections go in the order in which what they
+  // need arrives.
   const LateInputs* late = nullptr;
+  KeptState* kept = nullptr;  // of `slots`; not null: nothing is taken back
   // Emits the encoder of one run and its undo.
   std::function<void(std::vector<Piece> pieces, const EncodeTarget& to)> encode;
 };
@@ -84,6 +85,7 @@ struct CompressedMeanRequest {
   bool commits = false;
   uint64_t segment_bytes = 256 * 1024;  // 0: messages are not cut
   const LateInputs* late = nullptr;     // as CompressedRequest::late
+  KeptState* kept = nullptr;            // not null: what encoders change is kept there
 };
 
 struct CompressedMean {

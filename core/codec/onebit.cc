@@ -21,7 +21,7 @@ class OnebitCoding final : public ServerCoding {
                 .sums = blocks(to.blocks, Access::kWrite),
                 .valid = valid_operand(slots.valid, *r.layout),
                 .flags = whole(to.flags, Access::kReadWrite, to.flags_offset, 4)}},
-        std::move(pieces), args);
+        std::move(pieces), args, r.kept == nullptr);
   }
 
   void serve(PlanBuilder& b, const CompressedRequest& r, ServerRun run,

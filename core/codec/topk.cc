@@ -37,7 +37,7 @@ class Gather {
 
   CompressedMean emit() {
     CompressedMean mean;
-    mean.slots = add_codec_slots(b_, layout_, r_.codec);
+    mean.slots = add_codec_slots(b_, layout_, r_.codec, r_.kept);
     rows_ = b_.scratch(std::max<uint64_t>(1, bytes_ * ranks_));
     flags_ = b_.scratch(4);
     b_.fill({flags_, 0, 4}, 0);
@@ -125,7 +125,7 @@ class Gather {
          .payload = whole(own.slot, Access::kReadWrite, own.offset, own.bytes),
          .flags = whole(flags_, Access::kReadWrite, 0, 4),
          .weight = weights(me_, 1)},
-        run.pieces, args(run));
+        run.pieces, args(run), r_.kept == nullptr);
     for (uint32_t i = 1; i < ranks_; ++i) b_.send(static_cast<int32_t>(peer(i)), own, round_);
   }
   void receive() {

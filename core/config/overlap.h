@@ -8,11 +8,8 @@
 
 #include "core/base/codec.h"
 #include "core/base/dtype.h"
-#include "core/base/status.h"
 
 namespace sotto {
-
-struct Config;
 
 // In which order buckets are launched: that of registration or its reverse; or, from the round
 // behind the first that has ended well on, the one in which gradients became ready on rank 0.
@@ -31,12 +28,5 @@ struct OverlapConfig {
 
 std::string_view overlap_order_name(OverlapOrder order);
 std::string_view overlap_unused_name(OverlapUnused unused);
-
-// json: what sotto_overlap_create documents. INVALID_ARGUMENT names the key
-// ("overlap.bucket_bytes"), what was found and what is allowed.
-Result<OverlapConfig> parse_overlap(std::string_view json);
-// The same of rounds that are steps of an optimizer with this configuration, which says what is on
-// the wire and, of 1-bit types with buckets, how large these are.
-Result<OverlapConfig> parse_step_overlap(std::string_view json, const Config& optimizer);
 
 }  // namespace sotto

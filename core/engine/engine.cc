@@ -48,7 +48,8 @@ OpStats Op::stats() const {
 
 Engine::Engine(EngineOptions options)
     : options_(std::move(options)),
-      executor_(std::make_unique<Executor>(*options_.clock, role_, options_.trace)),
+      trace_(options_.trace.empty() ? nullptr : std::make_unique<Trace>(options_.trace)),
+      executor_(std::make_unique<Executor>(*options_.clock, role_, trace_.get())),
       role_(*executor_, *options_.clock) {
   if (options_.progress_thread) role_.start_progress_thread(options_.progress_nice);
 }
@@ -198,7 +199,7 @@ Status Engine::replay(const OpRef& op, const std::function<Status(Run&, OpHooks*
 }
 
 void Engine::trace_span(std::string_view name, int64_t begin_ns, int64_t end_ns) {
-  if (Trace* const trace = executor_->trace()) trace->span(name, begin_ns, end_ns);
+  if (trace_ != nullptr) trace_->span(name, begin_ns, end_ns);
 }
 
 Status Engine::stream_after(const OpRef& op, void* stream) {

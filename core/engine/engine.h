@@ -22,6 +22,7 @@
 namespace sotto {
 
 class Executor;
+class Trace;
 
 struct EngineOptions {
   const Clock* clock = &Clock::monotonic();
@@ -117,6 +118,7 @@ class Engine final : public Driver, public std::enable_shared_from_this<Engine> 
 
   EngineOptions options_;
   std::shared_ptr<ObjectPool> pool_ = std::make_shared<ObjectPool>();
+  const std::unique_ptr<Trace> trace_;  // null: none is wanted
   const std::unique_ptr<Executor> executor_;
   DriverRole role_;
 };

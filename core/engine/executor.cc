@@ -18,10 +18,8 @@ constexpr int64_t kRunBudgetNs = 100'000;  // kernels in a row before sockets ar
 
 }  // namespace
 
-Executor::Executor(const Clock& clock, DriverRole& role, const std::string& trace)
-    : clock_(clock), role_(role) {
-  if (!trace.empty()) trace_ = std::make_unique<Trace>(trace);
-}
+Executor::Executor(const Clock& clock, DriverRole& role, Trace* trace)
+    : clock_(clock), role_(role), trace_(trace) {}
 
 Executor::~Executor() {
   if (trace_ == nullptr) return;

@@ -31,8 +31,8 @@ namespace sotto {
 
 class Executor final : public DriverWork {
  public:
-  // `role`: whose driver this is. `trace`: where a time line is written; empty: nowhere.
-  Executor(const Clock& clock, DriverRole& role, const std::string& trace);
+  // `role`: whose driver this is. `trace`: of steps and operations; null: none is wanted.
+  Executor(const Clock& clock, DriverRole& role, Trace* trace);
   // Writes the time line.
   ~Executor();
   Executor(const Executor&) = delete;
@@ -56,8 +56,6 @@ class Executor final : public DriverWork {
   // ordered, but when `order` is done it can be; not unless `may_wait`, for which the stream is
   // blocked.
   Status stream_after(StreamOrder& order, bool nested, bool may_wait);
-  // Where a time line is written to; null: none is wanted.
-  Trace* trace() { return trace_.get(); }
   // What a rank has found, for all ranks to agree on.
   void propose_failure(Channel& channel, const FailureCause& cause);
   // The channel has failed: ends its operations.
@@ -106,7 +104,7 @@ class Executor final : public DriverWork {
 
   const Clock& clock_;
   DriverRole& role_;
-  std::unique_ptr<Trace> trace_;  // null: none is wanted
+  Trace* const trace_;  // null: none is wanted
   Pollers pollers_;
   ChannelList channels_;
   Scheduler scheduler_;

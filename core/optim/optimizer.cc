@@ -45,7 +45,10 @@ std::string allowed_names(std::span<const std::string_view> of_groups) {
 }  // namespace
 
 Optimizer::Optimizer(OptimizerData data)
-    : data_(std::move(data)), algorithm_(Algorithm::make(data_)), loss_scaler_(data_.config.fp16) {}
+    : data_(std::move(data)),
+      algorithm_(Algorithm::make(data_)),
+      loss_scaler_(data_.config.fp16),
+      plans_(data_, *algorithm_, loss_scaler_, accumulation_) {}
 
 Result<std::shared_ptr<Optimizer>> Optimizer::create(
     std::shared_ptr<Comm> comm, std::string_view config_text, std::vector<ParamSpec> params,
@@ -166,8 +169,7 @@ Status Optimizer::set_frozen(std::span<const uint8_t> frozen) {
   SOTTO_TRY(synchronise());
   SOTTO_TRY(algorithm_->freeze(flags));
   data_.parameters.set_frozen(std::move(flags));
-  prepared_.clear();
-  ++prepared_for_;
+  plans_.clear();
   return ok_status();
 }
 
@@ -188,16 +190,15 @@ Result<OptimInfo> Optimizer::info() {
   info.skipped_steps = outcomes_.skipped;
   info.loss_scale = loss_scaler_.scale();
   info.micro_batches = accumulation_.done;
-  SOTTO_ASSIGN(const Plan* plan, next_plan(nullptr));
-  PeerTraffic total = plan->traffic.total;
+  SOTTO_ASSIGN(const PreparedStep* p, next_plan(nullptr));
+  PeerTraffic total = p->plan->plan().traffic.total;
   if (outer_ != nullptr) {
     SOTTO_ASSIGN(total, outer_->next_traffic());
     info.state_bytes = outer_->state_bytes();
   }
   info.payload_bytes_next_step = total.payload_bytes_sent;
   info.header_bytes_next_step = total.header_bytes_sent + total.metadata_bytes_sent;
-  info.state_bytes += data_.arrays.bytes() + data_.compressed.bytes();
-  for (const auto& [variant, step] : prepared_) info.state_bytes += step.plan->held_bytes();
+  info.state_bytes += data_.arrays.bytes() + data_.compressed.bytes() + plans_.bytes();
   return info;
 }
 

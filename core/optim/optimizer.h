@@ -18,13 +18,13 @@
 #include <vector>
 
 #include "core/optim/algorithm.h"
-#include "core/optim/late_steps.h"
 #include "core/optim/loss_scale.h"
 #include "core/optim/named_arrays.h"
 #include "core/optim/optimizer_data.h"
 #include "core/optim/outer_steps.h"
+#include "core/optim/round_owner.h"
 #include "core/optim/snapshot.h"
-#include "core/optim/step_plan.h"
+#include "core/optim/step_plans.h"
 
 namespace sotto {
 
@@ -73,8 +73,6 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   // there are outer steps.
   Result<OpRef> begin(const CallOptions& options, const std::shared_ptr<LateSteps>& late,
                       std::shared_ptr<RoundOwner> owner);
-  // The plan of the next step.
-  Result<const Plan*> next_plan(LateSteps* late);
   // A recorded step of this optimizer happens with the next launch of its graph. INVALID_STATE: the
   // next step is not like the recorded one, or has other memory; see Engine::replay.
   Status replay(const OpRef& op);
@@ -137,19 +135,12 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   const std::shared_ptr<Comm>& comm() const { return data_.comm; }
   const std::shared_ptr<Device>& device() const { return data_.access.device(); }
   const ParameterSet& parameters() const { return data_.parameters; }
+  // Of the next step.
+  Result<PreparedStep*> next_plan(LateSteps* late) { return plans_.get(algorithm_->next(), late); }
 
  private:
   class StepHooks;
   class CapturedHooks;
-  using Prepared = PreparedStep;
-  // Micro-batches before a step.
-  struct Accumulation {
-    uint64_t steps = 0;  // gradient_accumulation_steps; 0: not given
-    uint64_t done = 0;   // in the sums, which are float32 per element since the first one
-    // INVALID_STATE: micro-batches belong to the next step. A failed comm never takes one: the
-    // state then is that of the last step.
-    Status check_none(const Comm& comm) const;
-  };
   // What steps have left behind.
   struct Outcomes {
     double grad_norm = std::numeric_limits<double>::quiet_NaN();
@@ -171,23 +162,14 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   // INVALID_STATE: an import ended in the middle.
   Status check_whole() const;
 
-  // Whether the step takes micro-batches that are accumulated now.
-  bool accumulated(const StepVariant& variant) const {
-    return accumulation_.done > 0 && variant.update;
-  }
   // What a step needs whose call is right. The stage that it begins can begin.
   Result<StepVariant> next_step() const;
-  // late: null: gradients are there.
-  Result<Prepared*> prepared(const StepVariant& variant, LateSteps* late);
-  Result<Prepared> prepare(const StepVariant& variant, bool accumulated,
-                           const std::shared_ptr<Device>& device, const LateSteps* late) const;
-  void bind(Run& run, const Prepared& prepared, const StepVariant& variant) const;
   OpSignature signature(const StepVariant& variant) const;
-  Result<OpRef> launch(const StepVariant& variant, CallOptions options);
-  Result<OpRef> launch_late(const StepVariant& variant, CallOptions options, LateSteps& late,
-                            std::shared_ptr<RoundOwner> owner);
-  Result<OpRef> start(Comm& comm, Prepared* p, const StepVariant& variant, CallOptions options,
-                      const OpSignature& signature, std::shared_ptr<RoundOwner> owner);
+  Result<OpRef> launch(const StepVariant& variant, const CallOptions& options);
+  // owner: null: gradients are there.
+  Result<OpRef> launch(Comm& comm, const PreparedStep& p, const StepVariant& variant,
+                       OpSignature signature, CallOptions options,
+                       const std::shared_ptr<RoundOwner>& owner);
   Result<OpRef> capture(const StepVariant& variant, CallOptions options,
                         std::shared_ptr<GraphCapture> graph);
   Status bind_again(const CapturedHooks& recorded, Run& run) const;
@@ -201,10 +183,9 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   std::unique_ptr<Algorithm> algorithm_;
   std::shared_ptr<OuterSteps> outer_;  // null: there are none
   bool followed_ = false;              // the step in flight, by outer steps
-  PreparedSteps prepared_;
-  uint64_t prepared_for_ = 0;  // counts what makes earlier plans invalid
   Accumulation accumulation_;
   LossScaler loss_scaler_;
+  StepPlans plans_;
   Outcomes outcomes_;
   std::vector<std::byte> user_state_;
   bool torn_ = false;      // an import ended in the middle

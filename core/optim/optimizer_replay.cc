@@ -10,7 +10,7 @@ namespace sotto {
 class Optimizer::CapturedHooks final : public OpHooks {
  public:
   CapturedHooks(std::weak_ptr<const Optimizer> optimizer, const StepVariant& variant,
-                bool accumulated, Prepared prepared)
+                bool accumulated, PreparedStep prepared)
       : optimizer_(std::move(optimizer)),
         variant_(variant),
         accumulated_(accumulated),
@@ -25,7 +25,7 @@ class Optimizer::CapturedHooks final : public OpHooks {
   }
   const StepVariant& variant() const { return variant_; }
   bool accumulated() const { return accumulated_; }
-  const Prepared& prepared() const { return prepared_; }
+  const PreparedStep& prepared() const { return prepared_; }
   void await(std::shared_ptr<Optimizer> optimizer) { awaits_ = std::move(optimizer); }
 
   std::vector<void*> bases;  // of the run: they are in the graph
@@ -36,7 +36,7 @@ class Optimizer::CapturedHooks final : public OpHooks {
   std::shared_ptr<Optimizer> awaits_;
   StepVariant variant_;
   bool accumulated_;
-  Prepared prepared_;
+  PreparedStep prepared_;
 };
 
 Result<OpRef> Optimizer::capture(const StepVariant& variant, CallOptions options,
@@ -57,14 +57,14 @@ Result<OpRef> Optimizer::capture(const StepVariant& variant, CallOptions options
         "CUDA graph; let it happen first",
         data_.step + 1);
   }
-  SOTTO_ASSIGN(Prepared p, prepare(variant, accumulated(variant), graph, nullptr));
+  SOTTO_ASSIGN(PreparedStep p, plans_.make(variant, plans_.accumulated(variant), graph, nullptr));
   const std::shared_ptr<PreparedPlan> plan = p.plan;
   OpSignature s = signature(variant);
   s.tag = options.tag;
-  auto hooks = std::make_shared<CapturedHooks>(weak_from_this(), variant, accumulated(variant),
-                                               std::move(p));
+  auto hooks = std::make_shared<CapturedHooks>(weak_from_this(), variant,
+                                               plans_.accumulated(variant), std::move(p));
   const auto bind_run = [&](Run& run) {
-    bind(run, hooks->prepared(), variant);
+    plans_.bind(run, hooks->prepared(), variant);
     hooks->bases = run.bases;
     hooks->frozen_hash = data_.parameters.frozen_hash();
   };
@@ -98,7 +98,7 @@ Status Optimizer::replay(const OpRef& op) {
 // host.
 Status Optimizer::bind_again(const CapturedHooks& recorded, Run& run) const {
   const StepVariant next = algorithm_->next();
-  if (next != recorded.variant() || accumulated(next) != recorded.accumulated()) {
+  if (next != recorded.variant() || plans_.accumulated(next) != recorded.accumulated()) {
     return invalid_state(
         "step {} is of another kind than the recorded one (stage, synchronisation or micro-batches "
         "differ): call sotto_optim_step, or record one like it",
@@ -110,7 +110,7 @@ Status Optimizer::bind_again(const CapturedHooks& recorded, Run& run) const {
         "(sotto_optim_set_frozen): call sotto_optim_step, or record one like it",
         data_.step + 1);
   }
-  bind(run, recorded.prepared(), next);
+  plans_.bind(run, recorded.prepared(), next);
   if (std::equal(recorded.bases.begin(), recorded.bases.end(), run.bases.begin(),
                  [&](const void* then, const void* now) { return then == nullptr || then == now; }))
     return ok_status();

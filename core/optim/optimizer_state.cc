@@ -242,8 +242,7 @@ Status Optimizer::apply(const OptimSnapshot& s, StateErrors errors, const ArrayS
   SOTTO_TRY(apply_errors(data_, s, errors, source));
   data_.step = s.step;
   accumulation_.done = 0;
-  prepared_.clear();
-  ++prepared_for_;
+  plans_.clear();
   outcomes_ = {};
   outcomes_.skipped = s.skipped_steps;
   user_state_ = s.user;

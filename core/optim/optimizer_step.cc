@@ -15,11 +15,6 @@ namespace {
 constexpr char kStepInFlight[] =
     "the previous step of this optimizer is still in flight; wait for it first";
 
-// No steps: one more micro-batch. Their numbers are above those of an algorithm's.
-constexpr StepVariant kFirstAccumulation{.number = 254, .local = true, .update = false};
-constexpr StepVariant kAccumulation{.number = 255, .local = true, .update = false};
-bool accumulates(const StepVariant& v) { return v == kFirstAccumulation || v == kAccumulation; }
-
 // Who met NaN or Inf, as far as ranks know. silent: in a step about which this rank decided alone.
 std::string nonfinite_text(const OptimizerData& data, bool silent, std::span<const std::byte> bytes,
                            const StepVerdict& verdict) {
@@ -85,70 +80,6 @@ class Optimizer::StepHooks final : public OpHooks {
   std::shared_ptr<RoundOwner> owner_;
 };
 
-Result<PreparedStep*> Optimizer::prepared(const StepVariant& variant, LateSteps* late) {
-  if (late != nullptr && std::exchange(late->prepared_for, prepared_for_) != prepared_for_)
-    late->prepared.clear();
-  PreparedSteps& steps = late == nullptr ? prepared_ : late->prepared;
-  const std::pair key(variant.number, accumulated(variant));
-  if (const auto it = steps.find(key); it != steps.end()) return &it->second;
-  SOTTO_ASSIGN(Prepared p, prepare(variant, key.second, data_.access.device(), late));
-  return &steps.insert_or_assign(key, std::move(p)).first->second;
-}
-
-Result<PreparedStep> Optimizer::prepare(const StepVariant& variant, bool accumulated,
-                                        const std::shared_ptr<Device>& device,
-                                        const LateSteps* late) const {
-  const Comm& comm = late == nullptr ? *data_.comm : *late->comm;
-  StepShape shape = data_.step_shape();
-  if (late != nullptr) {
-    shape.late = &late->gradients;
-    shape.average.native = comm.native();
-  }
-  shape.loss_scaled = loss_scaler_.enabled();
-  if (algorithm_->compresses_gradients()) shape.average.codec = data_.codec;
-  shape.accumulated = accumulated;
-  shape.batch_elements = batch_elements_of(device->caps());
-  StepPlan step = accumulates(variant) ? build_accumulation(shape, variant == kFirstAccumulation)
-                                       : algorithm_->build(variant, shape);
-  Prepared p;
-  p.slots = std::move(step.slots);
-  p.verdict = step.verdict;
-  SOTTO_ASSIGN(p.plan, comm.prepare(std::move(step.plan), device));
-  return p;
-}
-
-void Optimizer::bind(Run& run, const Prepared& p, const StepVariant& variant) const {
-  const ParameterSet& params = data_.parameters;
-  const StepSlots& s = p.slots;
-  auto* sums = static_cast<std::byte*>(data_.arrays.data("micro_sums"));
-  for (uint32_t t = 0; t < params.size(); ++t) {
-    run.bases[s.params + t] = params[t].param;
-    run.bases[s.grads + t] = const_cast<void*>(params[t].grad);
-    if (s.copies != kNoSlot) run.bases[s.copies + t] = params[t].copy;
-    if (s.sums != kNoSlot) run.bases[s.sums + t] = sums;
-    sums += params[t].count * 4;
-  }
-  for (const ArrayBinding& binding : s.arrays) {
-    const StateArray array = data_.arrays[binding.name];
-    run.bases[binding.elements] = array.elements;
-    if (binding.exponents != kNoSlot) run.bases[binding.exponents] = array.exponents;
-  }
-  if (data_.codec) data_.compressed.bind(run, s.codec);
-  if (s.current_bits != kNoSlot)
-    data_.compressed.bind_current(run, s.current_bits, s.current_messages);
-  for (const ScalarsArray& array : s.scalars) {
-    auto* at = static_cast<std::byte*>(run.bases[array.host]);
-    for (size_t g = 0; g < data_.groups.size(); ++g, at += array.type->bytes)
-      algorithm_->write_scalars(variant, g, ScalarsRef(*array.type, at));
-    if (!data_.layout->padding().empty())
-      algorithm_->write_padding_scalars(ScalarsRef(*array.type, at));
-  }
-  if (s.step_scalars == kNoSlot) return;
-  const StepScalars step{1 / loss_scaler_.scale(), 1 / static_cast<double>(accumulation_.done + 1),
-                         data_.next_t()};
-  std::memcpy(run.bases[s.step_scalars], &step, sizeof step);
-}
-
 Result<OpRef> Optimizer::accumulate(const CallOptions& options) {
   if (busy()) return error(Code::kBusy, kStepInFlight);
   if (accumulation_.steps != 0 && accumulation_.done + 1 >= accumulation_.steps) {
@@ -165,21 +96,10 @@ Result<OpRef> Optimizer::accumulate(const CallOptions& options) {
   return launch(accumulation_.done == 0 ? kFirstAccumulation : kAccumulation, options);
 }
 
-Status Optimizer::Accumulation::check_none(const Comm& comm) const {
-  if (done == 0 || !comm.failure().ok()) return ok_status();
-  return invalid_state("{} micro-batches are accumulated: possible after the step that takes them",
-                       done);
-}
-
 // An import that ended in the middle leaves nothing to go on from.
 Status Optimizer::check_whole() const {
   if (!torn_) return ok_status();
   return invalid_state("the last import ended in the middle of the state; import one first");
-}
-
-Result<const Plan*> Optimizer::next_plan(LateSteps* late) {
-  SOTTO_ASSIGN(const Prepared* p, prepared(algorithm_->next(), late));
-  return &p->plan->plan();
 }
 
 Result<StepVariant> Optimizer::next_step() const {
@@ -208,7 +128,15 @@ Result<OpRef> Optimizer::begin(const CallOptions& options, const std::shared_ptr
   }
   if (variant.begins_stage) SOTTO_TRY(algorithm_->check_start());
   followed_ = false;
-  return launch_late(variant, options, *late, std::move(owner));
+  SOTTO_ASSIGN(PreparedStep * p, plans_.get(variant, late.get()));
+  OpSignature s = signature(variant);
+  std::vector<uint64_t> inputs{late->gradients.observes};
+  for (const std::vector<uint32_t>& input : late->gradients.inputs) {
+    inputs.push_back(input.size());
+    inputs.insert(inputs.end(), input.begin(), input.end());
+  }
+  s.detail ^= static_cast<uint32_t>(hash64(inputs.data(), inputs.size() * sizeof(uint64_t)));
+  return launch(*late->comm, *p, variant, s, options, std::move(owner));
 }
 
 Result<OpRef> Optimizer::step(const CallOptions& options) {
@@ -280,43 +208,30 @@ OpSignature Optimizer::signature(const StepVariant& variant) const {
   return s;
 }
 
-Result<OpRef> Optimizer::launch(const StepVariant& variant, CallOptions options) {
-  SOTTO_ASSIGN(Prepared * p, prepared(variant, nullptr));
-  return start(*data_.comm, p, variant, std::move(options), signature(variant), nullptr);
+Result<OpRef> Optimizer::launch(const StepVariant& variant, const CallOptions& options) {
+  SOTTO_ASSIGN(PreparedStep * p, plans_.get(variant, nullptr));
+  return launch(*data_.comm, *p, variant, signature(variant), options, nullptr);
 }
 
-Result<OpRef> Optimizer::launch_late(const StepVariant& variant, CallOptions options,
-                                     LateSteps& late, std::shared_ptr<RoundOwner> owner) {
-  SOTTO_ASSIGN(Prepared * p, prepared(variant, &late));
-  OpSignature s = signature(variant);
-  std::vector<uint64_t> inputs{late.gradients.observes};
-  for (const std::vector<uint32_t>& input : late.gradients.inputs) {
-    inputs.push_back(input.size());
-    inputs.insert(inputs.end(), input.begin(), input.end());
-  }
-  s.detail ^= static_cast<uint32_t>(hash64(inputs.data(), inputs.size() * sizeof(uint64_t)));
-  return start(*late.comm, p, variant, std::move(options), s, std::move(owner));
-}
-
-Result<OpRef> Optimizer::start(Comm& comm, Prepared* p, const StepVariant& variant,
-                               CallOptions options, const OpSignature& signature,
-                               std::shared_ptr<RoundOwner> owner) {
+Result<OpRef> Optimizer::launch(Comm& comm, const PreparedStep& p, const StepVariant& variant,
+                                OpSignature signature, CallOptions options,
+                                const std::shared_ptr<RoundOwner>& owner) {
   if (options.timeout_us == 0 && data_.config.sotto.timeout_ms)
     options.timeout_us = static_cast<int64_t>(*data_.config.sotto.timeout_ms) * 1000;
-  OpSignature s = signature;
-  s.tag = options.tag;
+  signature.tag = options.tag;
   in_flight_.store(true, std::memory_order_release);
-  auto hooks = comm.engine().pool().make<StepHooks>(shared_from_this(), variant, p->verdict, owner);
+  auto hooks = comm.engine().pool().make<StepHooks>(shared_from_this(), variant, p.verdict, owner);
   const auto bind_run = [&](Run& run) {
-    bind(run, *p, variant);
-    const RoundEnd& end = p->slots.end;
+    plans_.bind(run, p, variant);
     if (owner == nullptr) return;
+    const RoundEnd& end = p.slots.end;
     owner->bound(static_cast<RoundMessage*>(run.bases[end.told]),
                  end.order == kNoSlot ? nullptr : static_cast<uint32_t*>(run.bases[end.order]));
   };
-  Result<OpRef> op = accumulates(variant) || outer_ != nullptr
-                         ? comm.launch_local(p->plan, std::ref(bind_run), std::move(hooks), options)
-                         : comm.launch(p->plan, s, std::ref(bind_run), std::move(hooks), options);
+  Result<OpRef> op =
+      accumulates(variant) || outer_ != nullptr
+          ? comm.launch_local(p.plan, std::ref(bind_run), std::move(hooks), options)
+          : comm.launch(p.plan, signature, std::ref(bind_run), std::move(hooks), options);
   if (!op.ok()) in_flight_.store(false, std::memory_order_release);
   return op;
 }

@@ -35,12 +35,11 @@ StepPlan build_dense_step(const StepShape& shape, const DenseUpdate& update, boo
 }
 
 StepFrame::StepFrame(const StepShape& shape) : StepOperands(shape) {
-  if (shape.late == nullptr) {
+  if (shape.average.late == nullptr) {
     inputs_ = {tensor_numbers(tensors())};
     arrived_ = 1;
   } else {
-    builder().keep_state();
-    inputs_ = shape.late->inputs;
+    inputs_ = shape.average.late->inputs;
     input_of_.resize(tensors());
     for (size_t i = 0; i < inputs_.size(); ++i) {
       for (const uint32_t t : inputs_[i]) input_of_[t] = static_cast<uint32_t>(i);
@@ -250,6 +249,7 @@ GradientStage StepFrame::compressed_average() {
   r.valid = valid();
   r.segment_bytes = shape().sizes.segment_bytes;
   r.late = late();
+  r.kept = kept();
   const CompressedMean mean = emit_compressed_mean(builder(), r);
   slots().codec = mean.slots;
   worker_messages_ = {mean.exchange.worker_messages, 0, shape().layout->message_bytes()};
@@ -268,12 +268,12 @@ GradientStage StepFrame::local_gradients(Decide decide) {
 uint32_t StepFrame::settle(uint32_t word) {
   if (late() == nullptr) return word;
   need_all();
-  const bool observes = shape().late->observes;
+  const bool observes = shape().average.late->observes;
   slots().end = emit_round_end(builder(), shape().rank, shape().size,
                                observes ? tensors() * sizeof(uint32_t) : 0);
   const uint32_t settled = builder().scratch(4);
   decide_round(builder(), slots().end, word, settled);
-  builder().commit_kept(settled);
+  kept_.commit(settled);
   return settled;
 }
 
@@ -362,8 +362,8 @@ StepPlan StepFrame::finish(uint32_t word, Region worker_messages, bool tensor_st
       v.first_order = place(round.first_order.slot, round.first_order.bytes);
     }
     CompressedSlots& codec = slots().codec;
-    codec.worker = builder().bound_of(codec.worker);
-    codec.worker_scale = builder().bound_of(codec.worker_scale);
+    codec.worker = kept_.bound_of(codec.worker);
+    codec.worker_scale = kept_.bound_of(codec.worker_scale);
   }
   const uint32_t outcome = builder().scratch(end);
   for (const auto& [slot, offset] : places) builder().alias(slot, outcome, offset);

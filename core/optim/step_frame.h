@@ -20,6 +20,8 @@ enum class Decide : uint8_t {
 class StepFrame : public StepOperands {
  public:
   explicit StepFrame(const StepShape& shape);
+  StepFrame(const StepFrame&) = delete;
+  StepFrame& operator=(const StepFrame&) = delete;
 
   // The sums of micro-batches, with the gradients of this one.
   void accumulate(bool first, OperandRef factor);
@@ -27,7 +29,8 @@ class StepFrame : public StepOperands {
   // What reads gradients comes behind one of these, which are nothing where all are there. A codec
   // asks for them itself, by what it is given here (null: all are there).
   void need_all() { need_inputs(inputs_.size()); }
-  const LateInputs* late() const { return shape().late == nullptr ? nullptr : &late_; }
+  KeptState* kept() { return shape().average.late == nullptr ? nullptr : &kept_; }
+  const LateInputs* late() const { return shape().average.late == nullptr ? nullptr : &late_; }
 
   // Averages gradients over ranks, in full precision or with the shape's codec; clips; decides.
   GradientStage average_gradients();
@@ -81,6 +84,7 @@ class StepFrame : public StepOperands {
   size_t arrived_ = 0;                         // inputs
   std::vector<std::function<void(Tensors)>> on_arrival_;
   LateInputs late_;
+  KeptState kept_{builder()};
   StepVerdict verdict_;
   uint32_t norm_ = kNoSlot;  // double
   uint32_t norm_messages_ = kNoSlot;

@@ -13,6 +13,12 @@
 
 namespace sotto {
 
+// Gradients that arrive while the step runs, in inputs of the operation.
+struct LateGradients {
+  std::vector<std::vector<uint32_t>> inputs;  // tensors of each; every tensor once
+  bool observes = false;  // ranks learn in which order gradients became ready on rank 0
+};
+
 // How gradients are averaged.
 struct AverageShape {
   Dtype wire = Dtype::kF32;  // in full precision
@@ -23,17 +29,12 @@ struct AverageShape {
   // What averages are compressed with instead (types that are not 1-bit; the step's layout is this
   // codec's), if there is more than one rank.
   std::optional<CodecSettings> codec;
+  const LateGradients* late = nullptr;  // null: all gradients are there when the step begins
 };
 
 struct ModelCopies {
   Dtype type = Dtype::kF32;
   std::vector<uint32_t> tensors;  // that have a copy
-};
-
-// Gradients that arrive while the step runs, in inputs of the operation.
-struct LateGradients {
-  std::vector<std::vector<uint32_t>> inputs;  // tensors of each; every tensor once
-  bool observes = false;  // ranks learn in which order gradients became ready on rank 0
 };
 
 // What all steps of one optimizer share.
@@ -55,7 +56,6 @@ struct StepShape {
   // The published arithmetic (specification, mode compat): padding is data of the layout, masks act
   // on what was averaged and nowhere else. There is a last group for padding.
   bool compat = false;
-  const LateGradients* late = nullptr;  // null: all gradients are there
   // Updates of several passes make them over so many elements at a time: whole tensors of one
   // group, one at least. 0: over a group.
   uint64_t batch_elements = 0;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/text.h"
+#include "core/config/overlap_section.h"
 #include "core/optim/agreement.h"
 #include "core/optim/settings.h"
 #include "core/overlap/step.h"

@@ -49,6 +49,7 @@ class RoundBuilder {
 
   const OverlapShape& x_;
   PlanBuilder b_;
+  KeptState kept_{b_};
   OverlapPlan out_;
   std::vector<uint32_t> worker_messages_;  // by bucket; kNoSlot: it has no elements
   std::vector<uint32_t> bucket_slots_;  // by bucket: its first slot; then the end of those of all
@@ -152,10 +153,11 @@ Status RoundBuilder::compress(size_t index, std::span<const Run> runs, uint32_t 
   }
   CompressedMeanRequest r{x_.rank, &bucket, x_.coding->settings, in, out};
   r.segment_bytes = x_.sizes.segment_bytes;
+  r.kept = &kept_;
   const CompressedMean mean = emit_compressed_mean(b_, r);
   CompressedSlots& slots = out_.codecs.back() = mean.slots;
-  slots.worker = b_.bound_of(slots.worker);
-  slots.worker_scale = b_.bound_of(slots.worker_scale);
+  slots.worker = kept_.bound_of(slots.worker);
+  slots.worker_scale = kept_.bound_of(slots.worker_scale);
   worker_messages_.back() = mean.exchange.worker_messages;
   for (const Run& run : runs) {
     const FlatLayout layout = layout_of(run);
@@ -202,7 +204,7 @@ void RoundBuilder::exchange_messages() {
   out_.end = emit_round_end(b_, x_.rank, x_.size, order_bytes);
   const uint32_t word = b_.scratch(4);
   decide(word);
-  b_.commit_kept(word);
+  kept_.commit(word);
   uint64_t bytes = 8;  // the word
   const auto place = [&](uint64_t n) { return std::exchange(bytes, bytes + (n + 7) / 8 * 8); };
   const Region& messages = out_.end.messages;
@@ -247,7 +249,6 @@ void RoundBuilder::share_scratch() {
 }
 
 Result<OverlapPlan> RoundBuilder::build() {
-  b_.keep_state();
   for (size_t b = 0; b < x_.buckets.size(); ++b) {
     bucket_slots_.push_back(b_.scratch(0));
     SOTTO_TRY(emit_bucket(b));

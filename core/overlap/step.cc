@@ -45,7 +45,8 @@ Status StepRounds::use(const std::vector<OverlapBucket>& buckets, bool observes)
 }
 
 Status StepRounds::plan() {
-  SOTTO_ASSIGN(const Plan* next, optimizer_->next_plan(late_.get()));
+  SOTTO_ASSIGN(const PreparedStep* step, optimizer_->next_plan(late_.get()));
+  const Plan* const next = &step->plan->plan();
   if (next != plan_) traffic_ = RoundTraffic::of(*next, late_->gradients.inputs.size());
   plan_ = next;
   return ok_status();

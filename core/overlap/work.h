@@ -9,7 +9,8 @@
 
 #include "core/base/status.h"
 #include "core/engine/engine.h"
-#include "core/optim/late_steps.h"
+#include "core/group/comm.h"
+#include "core/optim/round_owner.h"
 #include "core/overlap/buckets.h"
 
 namespace sotto {

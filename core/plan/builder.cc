@@ -125,26 +125,6 @@ uint32_t PlanBuilder::await(std::span<const uint32_t> slots) {
   return awaits_++;
 }
 
-uint32_t PlanBuilder::kept(uint64_t bytes) {
-  const Kept kept{bound(bytes), scratch(bytes), bytes};
-  committed(kept.state);
-  copy({kept.work, 0, bytes}, {kept.state, 0, bytes});
-  kept_.push_back(kept);
-  return kept.work;
-}
-
-uint32_t PlanBuilder::bound_of(uint32_t slot) const {
-  const auto kept = std::ranges::find(kept_, slot, &Kept::work);
-  return kept == kept_.end() ? slot : kept->state;
-}
-
-void PlanBuilder::commit_kept(uint32_t word) {
-  KernelOptions options;
-  options.phase = Phase::kCommitting;
-  options.predicate = {word, 0, kCommit};
-  for (const Kept& k : kept_) copy({k.state, 0, k.bytes}, {k.work, 0, k.bytes}, options);
-}
-
 void PlanBuilder::expect(Expectation expected) {
   std::get<MessageStep>(plan_.steps.back().work).expected =
       std::make_shared<const Expectation>(std::move(expected));

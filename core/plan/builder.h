@@ -68,12 +68,13 @@ class PlanBuilder {
                   KernelOptions options = {}) {
     return add_step(call_of<K>(operands, std::move(pieces), args), std::move(options));
   }
-  // The same, and K::Undo takes it back if the operation does not commit, unless what it changes is
-  // kept.
+  // The same, and K::Undo takes it back if the operation does not commit; undone = false: what it
+  // changes is kept (KeptState).
   template <class K>
   uint32_t kernel_with_undo(const typename K::template Operands<OperandRef>& operands,
-                            std::vector<Piece> pieces, const typename K::Args& args) {
-    if (keeps_) return kernel<K>(operands, std::move(pieces), args);
+                            std::vector<Piece> pieces, const typename K::Args& args,
+                            bool undone = true) {
+    if (!undone) return kernel<K>(operands, std::move(pieces), args);
     UndoStep undo;
     KernelStep call = call_of<K>(operands, std::move(pieces), args);
     undo.step = undo_of(call);
@@ -92,18 +93,6 @@ class PlanBuilder {
   // operation runs; steps that use them come after this. Returns the number of the input, which
   // counts these calls.
   uint32_t await(std::span<const uint32_t> slots);
-
-  // From now on what encoders change before the decision is kept: nothing is taken back. For
-  // operations whose inputs arrive while they run, which undo cannot read; and an operation that
-  // does not commit leaves the same bits, where undo leaves what is equal but for rounding.
-  void keep_state() { keeps_ = true; }
-  bool keeps_state() const { return keeps_; }
-  // Memory of a long-lived object that is kept: a copy, which steps change, and which becomes the
-  // memory with commit_kept.
-  uint32_t kept(uint64_t bytes);
-  // What a run binds for such a slot; others as they are.
-  uint32_t bound_of(uint32_t slot) const;
-  void commit_kept(uint32_t word);
 
   // Of the messages that are emitted from now on, metadata apart.
   void stage(Stage stage) { stage_ = stage; }
@@ -208,13 +197,6 @@ class PlanBuilder {
   uint32_t issue_base_ = 0;
   uint16_t descriptor_ = 0;
   uint32_t awaits_ = 0;
-  // State and the copies that steps change.
-  struct Kept {
-    uint32_t state, work;
-    uint64_t bytes;
-  };
-  std::vector<Kept> kept_;
-  bool keeps_ = false;
   Stage stage_ = Stage::kOther;
   const NativeStep* native_ = nullptr;
 };

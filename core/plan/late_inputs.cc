@@ -1,7 +1,7 @@
 #include "core/plan/late_inputs.h"
 
+#include <algorithm>
 #include <cstring>
-#include <vector>
 
 #include "core/base/text.h"
 #include "core/plan/collectives.h"
@@ -48,6 +48,26 @@ void decide_round(PlanBuilder& b, const RoundEnd& end, uint32_t prior, uint32_t 
       {},
       GateArgs{sizeof(RoundMessage),
                static_cast<uint32_t>(end.messages.bytes / sizeof(RoundMessage)), kSkipNonfinite});
+}
+
+uint32_t KeptState::add(uint64_t bytes) {
+  const Copy copy{b_.bound(bytes), b_.scratch(bytes), bytes};
+  b_.committed(copy.state);
+  b_.copy({copy.work, 0, bytes}, {copy.state, 0, bytes});
+  copies_.push_back(copy);
+  return copy.work;
+}
+
+uint32_t KeptState::bound_of(uint32_t slot) const {
+  const auto copy = std::ranges::find(copies_, slot, &Copy::work);
+  return copy == copies_.end() ? slot : copy->state;
+}
+
+void KeptState::commit(uint32_t word) const {
+  KernelOptions options;
+  options.phase = Phase::kCommitting;
+  options.predicate = {word, 0, kCommit};
+  for (const Copy& c : copies_) b_.copy({c.state, 0, c.bytes}, {c.work, 0, c.bytes}, options);
 }
 
 std::optional<std::string> withdrawn_text(std::span<const std::byte> messages) {

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "core/config/overlap.h"
+#include "core/config/overlap_section.h"
 #include "core/overlap/buckets.h"
 #include "core/overlap/marks.h"
 

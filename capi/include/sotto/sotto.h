@@ -352,8 +352,8 @@ SOTTO_API sotto_status sotto_context_poll(sotto_context* context, int64_t timeou
 SOTTO_API sotto_status sotto_context_report(const sotto_context* context, const char* kind,
                                             char* buf, uint64_t cap, uint64_t* out_len);
 
-/* Puts work of the trainer into the time line that SOTTO_TRACE asks for, in a row of its own. Without
- * one nothing happens.
+/* Puts work of the trainer into the time line that SOTTO_TRACE asks for, in a row of its own.
+ * Without one nothing happens.
  *   context  [in]
  *   name     [in] UTF-8, of which 200 bytes are kept; copied
  *   begin_ns [in] monotonic clock, as in sotto_op_stats

@@ -34,7 +34,7 @@ StepPlan CompressedStep::build() {
   bind();
   const bool alone = r_.shape.size == 1;
   if (!alone) {
-    s_.codec = add_onebit_slots(b_, layout_);
+    s_.codec = add_onebit_slots(b_, layout_, frame_.kept());
     b_.committed(s_.codec.server);
     if (!r_.shape.compat) s_.codec.valid = frame_.valid();
   }
@@ -97,6 +97,7 @@ CompressedRequest CompressedStep::exchange_request() {
   if (gradient_.word != kNoSlot) e.prior = {gradient_.word, 0, kCommit};
   e.segment_bytes = r_.shape.sizes.segment_bytes;
   e.late = frame_.late();
+  e.kept = frame_.kept();
   e.encode = [this](std::vector<Piece> pieces, const EncodeTarget& to) {
     const EncodeArgs args{to.bits_base, r_.scale, false, gradient_.type};
     b_.kernel_with_undo<kernels::OnebitLambEncode>(
@@ -111,7 +112,7 @@ CompressedRequest CompressedStep::exchange_request() {
          .scalars = frame_.scalars_operand(),
          .states = frame_.states_operand(Access::kRead),
          .clip = frame_.coefficient_operand(gradient_)},
-        std::move(pieces), args);
+        std::move(pieces), args, frame_.kept() == nullptr);
   };
   return e;
 }

@@ -18,7 +18,7 @@ class ZeroOneStep {
         pieces_(all_tensor_pieces(layout_)),
         messages_(layout_.message_bytes()) {
     if (!alone()) {
-      s_.codec = add_onebit_slots(b_, layout_);
+      s_.codec = add_onebit_slots(b_, layout_, frame_.kept());
       if (!r_.begin) b_.committed(s_.codec.server);
       if (!compat()) s_.codec.valid = frame_.valid();
     }
@@ -48,6 +48,7 @@ class ZeroOneStep {
     if (gradient_.word != kNoSlot) e.prior = {gradient_.word, 0, kCommit};
     e.segment_bytes = r_.shape.sizes.segment_bytes;
     e.late = frame_.late();
+    e.kept = frame_.kept();
     e.encode = [this, sync](std::vector<Piece> pieces, const EncodeTarget& to) {
       if (!sync) {
         encode(gradients(), gradient_.type, coefficient(), std::move(pieces), to);
@@ -58,7 +59,7 @@ class ZeroOneStep {
       }
     };
     const CompressedResult result = emit_compressed_all_reduce(b_, e);
-    if (r_.begin && b_.keeps_state()) s_.codec.server = s_.codec.server_scale = kNoSlot;
+    if (r_.begin && frame_.kept() != nullptr) s_.codec.server = s_.codec.server_scale = kNoSlot;
     const uint32_t word = frame_.settle(result.gate);
     sync ? update_sync(word) : update_compressed(word);
     return frame_.finish(word, {result.worker_messages, 0, messages_}, false);
@@ -90,7 +91,7 @@ class ZeroOneStep {
     b_.fill({s_.codec.worker, 0, flat_bytes}, 0);
     b_.fill({s_.codec.worker_scale, 0, layout_.instances() * 4}, 0);
     // What is kept stays as it is until the step commits, with what servers have next.
-    if (b_.keeps_state()) {
+    if (frame_.kept() != nullptr) {
       s_.codec.server = b_.scratch(layout_.chunk_elements() * 4);
       s_.codec.server_scale = b_.scratch(layout_.instances() * 4);
     }
@@ -119,7 +120,8 @@ class ZeroOneStep {
               const EncodeTarget& to) {
     const EncodeArgs args{to.bits_base, r_.scale, false, type};
     b_.kernel_with_undo<kernels::OnebitEncode>(
-        {.x = x, .to = encoder(to), .coefficient = coefficient}, std::move(pieces), args);
+        {.x = x, .to = encoder(to), .coefficient = coefficient}, std::move(pieces), args,
+        frame_.kept() == nullptr);
   }
 
   void encode_sync(std::vector<Piece> pieces, const EncodeTarget& to) {
@@ -131,7 +133,7 @@ class ZeroOneStep {
          .to = encoder(to),
          .scalars = frame_.scalars_operand<ZeroOneGroupScalars>(),
          .clip = coefficient()},
-        std::move(pieces), args);
+        std::move(pieces), args, frame_.kept() == nullptr);
   }
 
   kernels::EncoderOperands<OperandRef> encoder(const EncodeTarget& to) const {
