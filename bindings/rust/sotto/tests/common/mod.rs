@@ -3,19 +3,27 @@
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sotto::{Comm, CommOptions, Context, ContextOptions};
 
 pub const LIMIT: Duration = Duration::from_secs(60);
 
 pub fn context() -> Context {
-    Context::with(ContextOptions { cpu_threads: 1, ..Default::default() }).unwrap()
+    Context::with(ContextOptions {
+        cpu_threads: 1,
+        ..Default::default()
+    })
+    .unwrap()
 }
 
 /// A comm of this process alone.
 pub fn alone() -> Comm {
-    Comm::new(&context(), CommOptions::default().ranks(0, 1).timeout(LIMIT)).unwrap()
+    Comm::new(
+        &context(),
+        CommOptions::default().ranks(0, 1).timeout(LIMIT),
+    )
+    .unwrap()
 }
 
 /// `body(comm)` on n threads; what they returned, in rank order. Panics with the first that does.
@@ -33,22 +41,45 @@ pub fn ranks<R: Send>(n: u32, body: impl Fn(Comm) -> R + Sync) -> Vec<R> {
                 })
             })
             .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
     })
+}
+
+/// What was dropped while it was in use is given back after a while.
+pub fn nothing_is_left_behind() {
+    let begin = Instant::now();
+    while sotto::left_behind() > 0 {
+        assert!(
+            begin.elapsed() < LIMIT,
+            "{} values are left behind",
+            sotto::left_behind()
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// The program that starts ranks: of the build that runs the tests, else of preset dev.
 pub fn sotto_run() -> PathBuf {
-    let built = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../build/dev/bin/sotto-run");
-    let path = std::env::var_os("SOTTO_TEST_RUN").map_or(PathBuf::from(built), PathBuf::from);
-    assert!(path.is_file(), "{} is not there: build the target sotto-run", path.display());
+    let built = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../../build/dev/bin/sotto-run"
+    );
+    let path = std::env::var_os("RUST_TESTS_SOTTO_RUN").map_or(PathBuf::from(built), PathBuf::from);
+    assert!(
+        path.is_file(),
+        "{} is not there: build the target sotto-run",
+        path.display()
+    );
     path
 }
 
-/// This test program again, as a process that runs `child` of [`children`].
-pub fn child(name: &str) -> Command {
+/// This test program again, as a process whose test `child` does what `name` says.
+pub fn program(name: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(words()).env("SOTTO_TEST_CHILD", name);
+    command.args(words()).env("RUST_TESTS_CHILD", name);
     command
 }
 
@@ -59,10 +90,18 @@ fn words() -> [&'static str; 4] {
 /// This test program as `n` ranks.
 pub fn launched(n: u32, name: &str) -> Output {
     Command::new(sotto_run())
-        .args(["-n", &n.to_string(), "--timeout", "100", "--grace", "60", "--"])
+        .args([
+            "-n",
+            &n.to_string(),
+            "--timeout",
+            "100",
+            "--grace",
+            "60",
+            "--",
+        ])
         .arg(std::env::current_exe().unwrap())
         .args(words())
-        .env("SOTTO_TEST_CHILD", name)
+        .env("RUST_TESTS_CHILD", name)
         .env("SOTTO_CPU_THREADS", "1")
         .output()
         .unwrap()
