@@ -88,5 +88,5 @@ pub fn init() -> Result<Comm> {
 }
 
 #[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
+#[doc = include_str!("../README.md")]
 struct Readme;

@@ -147,8 +147,8 @@ impl Optimizer {
         stream.end("read", result)
     }
 
-    /// Replaces the state by arrays of a DeepSpeed checkpoint, by their names: "<parameter>/<key>",
-    /// as `sotto_optim_state_import_arrays` has them. Collective: every rank gives the same. Nothing
+    /// Replaces the state by arrays of a DeepSpeed checkpoint, by their names:
+    /// `"<parameter>/<key>"`, as `sotto_optim_state_import_arrays` has them. Collective: every rank gives the same. Nothing
     /// changes on error, on any rank. Errors: `InvalidArgument` (names the array), `Unsupported`,
     /// `Busy`, `Protocol`, the comm's own.
     pub fn import_arrays(&mut self, arrays: &[(&str, &Tensor)]) -> Result<()> {

@@ -43,7 +43,7 @@ impl Param {
         }
     }
 
-    /// Unique; "param<index>" without it.
+    /// Unique; `"param<index>"` without it.
     pub fn name(mut self, name: impl Into<String>) -> Param {
         self.name = Some(name.into());
         self

@@ -101,7 +101,7 @@ fn parts_may_have_different_counts() {
                 vec![r as i64, 7, r as i64 + 10],
                 vec![9i64; 2],
                 vec![apart],
-                { vec![Parts::from(vec![1, 1])] },
+                vec![Parts::from(vec![1, 1])],
                 (),
             )
             .unwrap()
@@ -358,7 +358,7 @@ fn an_all_gather_of_the_callers_sets_a_comm_up() {
 #[test]
 fn splits_reports_and_aborts() {
     ranks(3, |comm| {
-        let color = (comm.rank() != 1).then(|| 0);
+        let color = (comm.rank() != 1).then_some(0);
         let part = comm.split(color, -(comm.rank() as i32)).unwrap();
         let found = part.as_ref().map(|part| (part.rank(), part.size()));
         assert_eq!(
@@ -427,7 +427,7 @@ fn every_status_has_the_librarys_name() {
         assert_eq!(status.code(), Some(code));
         let name = sotto::status_name(code).unwrap();
         assert_eq!(status.name(), name);
-        names.extend((name != "UNKNOWN").then(|| name));
+        names.extend((name != "UNKNOWN").then_some(name));
     }
     assert_eq!(names.len(), 14);
 }

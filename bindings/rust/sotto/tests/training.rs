@@ -394,9 +394,10 @@ fn gradients_are_averaged_as_they_become_ready() {
                 round.ready(&[9]).unwrap_err().status,
                 Status::InvalidArgument
             );
-            assert_eq!(round.ready_at(2, vec![F16(0); 3]).unwrap_err().status, {
+            assert_eq!(
+                round.ready_at(2, vec![F16(0); 3]).unwrap_err().status,
                 Status::InvalidArgument
-            });
+            );
             assert_eq!(round.info().unwrap().missing, 1);
             if round_number == 1 {
                 round.unused(&[2]).unwrap();
