@@ -56,7 +56,8 @@ class Cargo:
         return run.stdout
 
     def has(self, *words):
-        return subprocess.run([self.path, *words], cwd=HERE, env=self.environment(), capture_output=True, check=False).returncode == 0
+        run = subprocess.run([self.path, *words], cwd=HERE, env=self.environment(), capture_output=True, check=False)
+        return run.returncode == 0
 
 
 def cargos():
@@ -156,7 +157,8 @@ def link():
 def lint():
     newest = cargos()[-1]
     newest.run("doc", "--offline", "--no-deps", "--workspace", RUSTDOCFLAGS="-D warnings")
-    for tool, words in (("fmt", ["--", "--check"]), ("clippy", ["--offline", "--workspace", "--all-targets", "--", "-D", "warnings"])):
+    clippy = ["--offline", "--workspace", "--all-targets", "--", "-D", "warnings"]
+    for tool, words in (("fmt", ["--", "--check"]), ("clippy", clippy)):
         if not newest.has(tool, "--version"):
             raise LeftOut(f"{newest.path} has no {tool}; cargo doc has no warnings")
         newest.run(tool, *words)
