@@ -177,7 +177,9 @@ def package():
         absent = [key for key in ("description", "license", "readme", "rust_version") if not entry.get(key)]
         assert not absent, f"{crate}: Cargo.toml has no {absent}"
         assert entry["version"] in (ROOT / "CMakeLists.txt").read_text(encoding="utf-8"), entry["version"]
-    cargo.run("package", "--offline", "--allow-dirty", "--no-verify", "-p", "sotto-sys")
+    # One crate depends on the other, which older ones look for outside.
+    which = ["--workspace"] if cargo.version >= (1, 90) else ["--no-verify", "-p", "sotto-sys"]
+    cargo.run("package", "--offline", "--allow-dirty", *which)
 
 
 STEPS = {step.__name__: step for step in (test, trainer, link, lint, package)}

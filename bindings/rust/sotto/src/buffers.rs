@@ -1,5 +1,6 @@
 //! What operations read and write, and own meanwhile.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use sotto_sys as sys;
@@ -8,10 +9,26 @@ use crate::element::Element;
 use crate::tensor::Tensor;
 
 /// Views of memory, in the order in which they are handed to the library.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Views(pub(crate) Vec<sys::sotto_buffer>);
 
 impl Views {
+    /// Rank r's piece of each view, of `size` equal ones.
+    pub(crate) fn parts(&self, rank: u32, size: u32) -> Views {
+        let part = |whole: &sys::sotto_buffer| {
+            let count = whole.count / u64::from(size);
+            let bytes = u64::from(whole.dtype >> 8 & 0xff) / 8;
+            let offset = (u64::from(rank) * count * bytes) as usize;
+            let data = whole.data.cast::<u8>().wrapping_add(offset).cast();
+            sys::sotto_buffer {
+                data,
+                count,
+                ..*whole
+            }
+        };
+        Views(self.0.iter().map(part).collect())
+    }
+
     fn elements<T: Element>(&mut self, data: *const T, count: usize) {
         self.0.push(sys::sotto_buffer {
             data: data as *mut _,
@@ -20,6 +37,39 @@ impl Views {
             device_type: sys::SOTTO_DEVICE_CPU,
             ..Default::default()
         });
+    }
+}
+
+/// A value on the heap that is moved as a pointer alone: views of it stay valid, and no reference to
+/// it comes into being while an operation uses it.
+pub(crate) struct Kept<B>(NonNull<B>);
+
+// Owns the value, as a Box does.
+unsafe impl<B: Send> Send for Kept<B> {}
+unsafe impl<B: Sync> Sync for Kept<B> {}
+
+impl<B> Kept<B> {
+    pub(crate) fn new(value: B) -> Kept<B> {
+        let raw = Box::into_raw(Box::new(value));
+        Kept(NonNull::new(raw).expect("a box is not NULL"))
+    }
+
+    /// Before an operation uses it.
+    pub(crate) fn get_mut(&mut self) -> &mut B {
+        unsafe { self.0.as_mut() }
+    }
+
+    /// When no operation uses it any more.
+    pub(crate) fn into_inner(self) -> B {
+        let raw = self.0.as_ptr();
+        std::mem::forget(self);
+        *unsafe { Box::from_raw(raw) }
+    }
+}
+
+impl<B> Drop for Kept<B> {
+    fn drop(&mut self) {
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
 

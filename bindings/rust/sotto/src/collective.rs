@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sotto_sys as sys;
 
-use crate::buffers::{Source, Target, Views};
+use crate::buffers::{Kept, Source, Target, Views};
 use crate::call::Call;
 use crate::comm::{number, Comm};
 use crate::error::{Error, Result};
@@ -59,28 +59,50 @@ struct Sides {
 #[must_use = "a collective does nothing until it is started"]
 pub struct Collective<B> {
     buffers: B,
-    sides: fn(&mut B) -> Sides,
+    sides: fn(&mut B, &Comm) -> Sides,
     kind: Kind,
 }
 
-fn nothing<B>(_: &mut B) -> Sides {
+fn nothing<B>(_: &mut B, _: &Comm) -> Sides {
     Sides {
         ins: None,
         outs: None,
     }
 }
 
-fn in_place<T: Target>(both: &mut T) -> Sides {
-    let (mut ins, mut outs) = (Views::default(), Views::default());
-    both.write(&mut outs);
-    ins.0.extend(&outs.0);
+fn views_of(buffers: &mut impl Target) -> Views {
+    let mut views = Views::default();
+    buffers.write(&mut views);
+    views
+}
+
+fn in_place<T: Target>(both: &mut T, _: &Comm) -> Sides {
+    let views = views_of(both);
     Sides {
-        ins: Some(ins),
+        ins: Some(views.clone()),
+        outs: Some(views),
+    }
+}
+
+/// What is read is this rank's part of what is written.
+fn in_is_part<T: Target>(out: &mut T, comm: &Comm) -> Sides {
+    let outs = views_of(out);
+    Sides {
+        ins: Some(outs.parts(comm.rank(), comm.size())),
         outs: Some(outs),
     }
 }
 
-fn reads<S: Source>(input: &mut S) -> Sides {
+/// What is written is this rank's part of what is read.
+fn out_is_part<T: Target>(input: &mut T, comm: &Comm) -> Sides {
+    let ins = views_of(input);
+    Sides {
+        outs: Some(ins.parts(comm.rank(), comm.size())),
+        ins: Some(ins),
+    }
+}
+
+fn reads<S: Source>(input: &mut S, _: &Comm) -> Sides {
     let mut ins = Views::default();
     input.read(&mut ins);
     Sides {
@@ -89,33 +111,32 @@ fn reads<S: Source>(input: &mut S) -> Sides {
     }
 }
 
-fn writes<T: Target>(out: &mut T) -> Sides {
-    let mut outs = Views::default();
-    out.write(&mut outs);
+fn writes<T: Target>(out: &mut T, _: &Comm) -> Sides {
     Sides {
         ins: None,
-        outs: Some(outs),
+        outs: Some(views_of(out)),
     }
 }
 
-fn pair<S: Source, T: Target>((input, out): &mut (S, T)) -> Sides {
+fn pair<S: Source, T: Target>((input, out): &mut (S, T), comm: &Comm) -> Sides {
     Sides {
-        ins: reads(input).ins,
-        outs: writes(out).outs,
+        ins: reads(input, comm).ins,
+        outs: Some(views_of(out)),
     }
 }
 
-fn to_root<S: Source, T: Target>((input, out): &mut (S, Option<T>)) -> Sides {
+fn to_root<S: Source, T: Target>((input, out): &mut (S, Option<T>), comm: &Comm) -> Sides {
     Sides {
-        ins: reads(input).ins,
-        outs: out.as_mut().and_then(|out| writes(out).outs),
+        ins: reads(input, comm).ins,
+        outs: out.as_mut().map(views_of),
     }
 }
 
-fn from_root<S: Source, T: Target>((input, out): &mut (Option<S>, T)) -> Sides {
+fn from_root<S: Source, T: Target>((input, out): &mut (Option<S>, T), comm: &Comm) -> Sides {
+    let ins = input.as_mut().and_then(|input| reads(input, comm).ins);
     Sides {
-        ins: input.as_mut().and_then(|input| reads(input).ins),
-        outs: writes(out).outs,
+        ins,
+        outs: Some(views_of(out)),
     }
 }
 
@@ -150,6 +171,45 @@ impl<T: Target> Collective<T> {
             sides: in_place::<T>,
             kind: Kind::AllReduce,
         }
+    }
+
+    /// The concatenation over ranks, in place: this rank's part is what it brings.
+    pub fn all_gather_in_place(buffers: T) -> Self {
+        Collective {
+            buffers,
+            sides: in_is_part::<T>,
+            kind: Kind::AllGather,
+        }
+    }
+
+    /// The reduction over ranks, in place: of the result this rank's part is written.
+    pub fn reduce_scatter_in_place(buffers: T) -> Self {
+        Collective {
+            buffers,
+            sides: out_is_part::<T>,
+            kind: Kind::ReduceScatter,
+        }
+    }
+
+    /// Part r goes to rank r and is replaced by what comes from rank r.
+    pub fn all_to_all_in_place(buffers: T) -> Self {
+        Collective {
+            buffers,
+            sides: in_place::<T>,
+            kind: Kind::AllToAll,
+        }
+    }
+
+    /// The reduction over ranks, in place, on the root.
+    pub fn reduce_in_place(buffers: T, root: u32) -> Result<Self> {
+        let kind = Kind::Reduce {
+            root: number("root", root)?,
+        };
+        Ok(Collective {
+            buffers,
+            sides: in_place::<T>,
+            kind,
+        })
     }
 
     /// Receives from a rank what it sends.
@@ -275,7 +335,7 @@ impl<S: Source, T: Target> Collective<(Option<S>, T)> {
 
 impl<B: Send + 'static> Collective<B> {
     /// Calls the library. Returns the buffers, which are in use from now on if the call started
-    /// something: they are on the heap, where arrays stay too.
+    /// something.
     ///
     /// # Safety
     /// The buffers are kept until the operation has completed. The comm is locked.
@@ -284,9 +344,9 @@ impl<B: Send + 'static> Collective<B> {
         comm: &Comm,
         call: Call<'_>,
         out_op: *mut *mut sys::sotto_op,
-    ) -> Result<Box<B>> {
-        let mut buffers = Box::new(self.buffers);
-        let sides = (self.sides)(&mut buffers);
+    ) -> Result<Kept<B>> {
+        let mut buffers = Kept::new(self.buffers);
+        let sides = (self.sides)(buffers.get_mut(), comm);
         let n = sides.count()?;
         let parts = CParts::new(comm.size(), n, &self.kind)?;
         let (ins, outs) = (pointer(&sides.ins), pointer(&sides.outs));

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-use crate::buffers::{Source, Target};
+use crate::buffers::{Kept, Source, Target};
 use crate::call::Call;
 use crate::collective::{Collective, Parts};
 use crate::comm::{Comm, One};
@@ -225,7 +225,9 @@ impl Collected {
             return None;
         }
         let kept = self.kept.get_mut(ticket.index)?.take()?;
-        kept.downcast().ok().map(|buffers| *buffers)
+        kept.downcast::<Kept<B>>()
+            .ok()
+            .map(|buffers| buffers.into_inner())
     }
 }
 
@@ -243,7 +245,7 @@ impl Group<'_> {
             self.failed.get_or_insert_with(|| error.clone());
             error
         })?;
-        self.kept.push(Some(buffers));
+        self.kept.push(Some(Box::new(buffers)));
         Ok(Ticket {
             group: self.number,
             index: self.kept.len() - 1,
@@ -271,7 +273,7 @@ impl Group<'_> {
         };
         Ok(Op::new(
             Handle::new(comm.api(), op),
-            Box::new(kept),
+            Kept::new(kept),
             Arc::clone(&comm.shared),
         ))
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use sotto_sys as sys;
 use sys::Api;
 
+use crate::buffers::Kept;
 use crate::callback;
 use crate::comm::Shared;
 use crate::error::{Error, Result, Status};
@@ -135,6 +136,12 @@ impl Drop for Handle {
         } else {
             unsafe { (self.api.sotto_op_release)(self.raw) };
         }
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Handle({:?})", self.raw)
     }
 }
 
@@ -293,12 +300,12 @@ pub(crate) use waits;
 #[must_use = "an operation is in flight until it is waited for"]
 pub struct Op<B: Send + 'static> {
     flight: Flight,
-    buffers: Option<Box<B>>, // on the heap: arrays must not move
+    buffers: Option<Kept<B>>,
     comm: Arc<Shared>,
 }
 
 impl<B: Send + 'static> Op<B> {
-    pub(crate) fn new(handle: Handle, buffers: Box<B>, comm: Arc<Shared>) -> Op<B> {
+    pub(crate) fn new(handle: Handle, buffers: Kept<B>, comm: Arc<Shared>) -> Op<B> {
         Op {
             flight: Flight::new(Arc::new(handle)),
             buffers: Some(buffers),
@@ -320,7 +327,7 @@ impl<B: Send + 'static> Op<B> {
     pub fn into_buffers(mut self) -> std::result::Result<B, Self> {
         let _ = self.flight.test();
         match (self.flight.ended(), self.buffers.take()) {
-            (true, Some(buffers)) => Ok(*buffers),
+            (true, Some(buffers)) => Ok(buffers.into_inner()),
             (_, buffers) => {
                 self.buffers = buffers;
                 Err(self)

@@ -79,12 +79,6 @@ pub struct Optimizer {
 #[derive(Debug)]
 pub struct Recorded(Arc<Handle>);
 
-impl std::fmt::Debug for Handle {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Handle")
-    }
-}
-
 impl Optimizer {
     /// Creates an optimizer. Collective; if one rank refuses, all of them end with its error.
     /// `json`: the text of a DeepSpeed file, or `{"optimizer": {...}}`. Errors: `InvalidArgument`

@@ -75,6 +75,34 @@ fn every_collective_has_its_result() {
 }
 
 #[test]
+fn what_is_read_may_be_a_part_of_what_is_written() {
+    ranks(2, |comm| {
+        let r = comm.rank() as u16;
+        let mine = |values: [u16; 4]| vec![values.to_vec(), vec![]];
+        let run = |collective: Collective<Vec<Vec<u16>>>| {
+            comm.start(collective, ())
+                .unwrap()
+                .wait()
+                .unwrap()
+                .remove(0)
+        };
+        let all = run(Collective::all_gather_in_place(mine([r, r + 1, r, r + 2])));
+        assert_eq!(all, [0, 1, 1, 3]);
+        let part = run(Collective::reduce_scatter_in_place(mine([1, 2, 3, 4])));
+        assert_eq!(part[2 * r as usize..][..2], [[2, 4], [6, 8]][r as usize]);
+        let turned = run(Collective::all_to_all_in_place(mine([
+            r,
+            r,
+            r + 10,
+            r + 10,
+        ])));
+        assert_eq!(turned, [[0, 0, 1, 1], [10, 10, 11, 11]][r as usize]);
+        let sum = run(Collective::reduce_in_place(mine([1, 2, 3, r]), 1).unwrap());
+        assert_eq!(sum[..3], [[1, 2, 3], [2, 4, 6]][r as usize]);
+    });
+}
+
+#[test]
 fn parts_may_have_different_counts() {
     ranks(2, |comm| {
         let r = comm.rank() as usize;

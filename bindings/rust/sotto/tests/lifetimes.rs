@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use common::{alone, context, nothing_is_left_behind, ranks, LIMIT};
 use sotto::{
-    Codec, Comm, CommOptions, Op, Optimizer, Overlap, Param, Source, StateMode, Status, Target,
-    Views,
+    Codec, Comm, CommOptions, Context, Op, Optimizer, Outer, Overlap, Param, Round, Source,
+    StateMode, Status, Step, Target, Tensor, Views,
 };
 
 const ADAM: &str = r#"{"optimizer": {"type": "Adam", "params": {"lr": 0.1}}}"#;
@@ -156,6 +156,15 @@ fn what_was_made_of_a_closed_comm_is_told_or_works() {
         assert_ne!(error.status, Status::Internal, "{error}");
     }
     optimizer.close().unwrap();
+}
+
+#[test]
+fn what_threads_may_share() {
+    fn both<T: Send + Sync>() {}
+    fn moved<T: Send>() {}
+    both::<(Context, Comm, Op<Vec<f32>>, Optimizer, Outer, Overlap)>();
+    both::<(Round<'_>, Step<'_>, Tensor)>();
+    moved::<(Codec, CommOptions<'_>)>();
 }
 
 #[test]
