@@ -6,6 +6,7 @@ use std::io::{Cursor, Write};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
+use std::time::Instant;
 
 use common::{alone, ranks};
 use sotto::{
@@ -245,6 +246,7 @@ fn a_step_that_is_forgotten_keeps_its_memory() {
         if comm.rank() == 1 {
             wait_for_the_other.barrier(()).unwrap().wait().unwrap();
             step(&mut optimizer, 1.0);
+            wait_for_the_other.barrier(()).unwrap().wait().unwrap();
             let again = optimizer.step(()).unwrap();
             drop(again);
             optimizer.close().unwrap(); // waits for it
@@ -262,7 +264,14 @@ fn a_step_that_is_forgotten_keeps_its_memory() {
             std::thread::yield_now();
         }
         std::mem::forget(optimizer.step(()).unwrap());
-        drop(optimizer); // in flight, or just ended
+        let begin = Instant::now();
+        drop(optimizer);
+        assert!(
+            begin.elapsed() < common::LIMIT / 2,
+            "dropping does not wait for the step"
+        );
+        assert!(sotto::left_behind() > 0);
+        wait_for_the_other.barrier(()).unwrap().wait().unwrap();
     });
     common::nothing_is_left_behind();
 }
