@@ -46,15 +46,14 @@ fn in_folder(folder: &str) -> Result<(), String> {
 fn by_pkg_config() -> Result<(), String> {
     let program = env::var("PKG_CONFIG").unwrap_or_else(|_| "pkg-config".to_string());
     let wanted = format!("sotto >= {NEEDED}");
-    let run = Command::new(&program)
-        .args(["--print-errors", "--libs", &wanted])
-        .output()
-        .map_err(|error| {
+    let run = Command::new(&program).args(["--print-errors", "--libs", &wanted]).output().map_err(
+        |error| {
             format!(
                 "libsotto was not found: SOTTO_LIB_DIR is not set, and {program} cannot be \
                  started: {error}"
             )
-        })?;
+        },
+    )?;
     if !run.status.success() {
         return Err(format!(
             "libsotto was not found: SOTTO_LIB_DIR is not set, and {program} \"{wanted}\" said: {}",

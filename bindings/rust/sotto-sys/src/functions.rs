@@ -11,7 +11,8 @@ macro_rules! functions {
     ($(fn $name:ident($($argument:ident: $kind:ty),* $(,)?) -> $result:ty;)*) => {
         /// The functions of one library, by their C names.
         ///
-        /// What each does, which errors it gives and which threads may call it is told in `sotto.h`.
+        /// What each does, which errors it gives and which threads may call it is told in
+        /// `sotto.h`.
         #[derive(Clone, Copy)]
         pub struct Api {
             $(pub $name: unsafe extern "C" fn($($argument: $kind),*) -> $result,)*

@@ -6,8 +6,8 @@
 //! `SOTTO_LIB_DIR`, then asks pkg-config.
 //!
 //! The declarations are written by hand and held against the header's snapshot by
-//! `bindings/abi_check.py`. What a function does, which errors it gives and who owns what is told in
-//! the C header. The crate `sotto` has a safe interface.
+//! `bindings/abi_check.py`. What a function does, which errors it gives and who owns what is told
+//! in the C header. The crate `sotto` has a safe interface.
 
 #![no_std]
 #![allow(non_camel_case_types)]

@@ -6,18 +6,10 @@ use core::mem;
 use crate::constants::SOTTO_UNIQUE_ID_BYTES;
 
 /// `char` of C on this platform; the same type as `std::os::raw::c_char`.
-#[cfg(any(
-    target_arch = "aarch64",
-    target_arch = "riscv64",
-    target_arch = "powerpc64"
-))]
+#[cfg(any(target_arch = "aarch64", target_arch = "riscv64", target_arch = "powerpc64"))]
 pub type c_char = u8;
 /// `char` of C on this platform; the same type as `std::os::raw::c_char`.
-#[cfg(not(any(
-    target_arch = "aarch64",
-    target_arch = "riscv64",
-    target_arch = "powerpc64"
-)))]
+#[cfg(not(any(target_arch = "aarch64", target_arch = "riscv64", target_arch = "powerpc64")))]
 pub type c_char = i8;
 
 pub type sotto_status = i32;

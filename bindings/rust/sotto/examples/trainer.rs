@@ -1,4 +1,5 @@
-//! A trainer in one page: linear regression with the optimizer of a DeepSpeed file, on several ranks.
+//! A trainer in one page: linear regression with the optimizer of a DeepSpeed file, on several
+//! ranks.
 //!
 //!     sotto-run -n 4 -- trainer CONFIG.json [RECORDING]
 //!
@@ -25,10 +26,7 @@ struct Random(u64);
 
 impl Random {
     fn next(&mut self) -> f32 {
-        self.0 = self
-            .0
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         (self.0 >> 40) as f32 / (1 << 23) as f32 - 1.0
     }
 }
@@ -39,14 +37,8 @@ fn loss_and_gradient(random: &mut Random, truth: &[f32], w: &[f32], grad: &mut [
     grad.fill(0.0);
     for _ in 0..BATCH {
         let x: Vec<f32> = truth.iter().map(|_| random.next()).collect();
-        let error: f32 = x
-            .iter()
-            .zip(w.iter().zip(truth))
-            .map(|(x, (w, t))| x * (w - t))
-            .sum();
-        grad.iter_mut()
-            .zip(&x)
-            .for_each(|(grad, x)| *grad += error * x / BATCH as f32);
+        let error: f32 = x.iter().zip(w.iter().zip(truth)).map(|(x, (w, t))| x * (w - t)).sum();
+        grad.iter_mut().zip(&x).for_each(|(grad, x)| *grad += error * x / BATCH as f32);
         loss += 0.5 * f64::from(error * error) / BATCH as f64;
     }
     loss
@@ -97,11 +89,7 @@ fn repeat(comm: &Comm, config: &str, path: &str) -> Any<Optimizer> {
 fn hash(optimizer: &Optimizer) -> sotto::Result<u64> {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for index in 0..optimizer.len() {
-        for byte in optimizer
-            .param(index)?
-            .iter()
-            .flat_map(|value| value.to_ne_bytes())
-        {
+        for byte in optimizer.param(index)?.iter().flat_map(|value| value.to_ne_bytes()) {
             hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
         }
     }
@@ -110,9 +98,7 @@ fn hash(optimizer: &Optimizer) -> sotto::Result<u64> {
 
 fn run() -> Any<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    let path = words
-        .first()
-        .ok_or("usage: trainer CONFIG.json [RECORDING]")?;
+    let path = words.first().ok_or("usage: trainer CONFIG.json [RECORDING]")?;
     let config =
         std::fs::read_to_string(path).map_err(|error| format!("cannot read {path}: {error}"))?;
     let comm = sotto::init()?;
@@ -123,10 +109,7 @@ fn run() -> Any<()> {
     let (info, hash, sent) = (optimizer.info()?, hash(&optimizer)?, comm.counters()?);
     if comm.rank() == 0 {
         let (bytes, stage) = (sent.payload_bytes_sent, info.stage);
-        println!(
-            "{} steps, stage {stage}, {bytes} bytes, params_hash {hash:016x}",
-            info.step
-        );
+        println!("{} steps, stage {stage}, {bytes} bytes, params_hash {hash:016x}", info.step);
     }
     optimizer.close()?;
     Ok(comm.close()?)

@@ -20,11 +20,7 @@ impl Views {
             let bytes = u64::from(whole.dtype >> 8 & 0xff) / 8;
             let offset = (u64::from(rank) * count * bytes) as usize;
             let data = whole.data.cast::<u8>().wrapping_add(offset).cast();
-            sys::sotto_buffer {
-                data,
-                count,
-                ..*whole
-            }
+            sys::sotto_buffer { data, count, ..*whole }
         };
         Views(self.0.iter().map(part).collect())
     }
@@ -40,8 +36,8 @@ impl Views {
     }
 }
 
-/// A value on the heap that is moved as a pointer alone: views of it stay valid, and no reference to
-/// it comes into being while an operation uses it.
+/// A value on the heap that is moved as a pointer alone: views of it stay valid, and no reference
+/// to it comes into being while an operation uses it.
 pub(crate) struct Kept<B>(NonNull<B>);
 
 // Owns the value, as a Box does.

@@ -185,10 +185,6 @@ impl<'a> Call<'a> {
 unsafe extern "C" fn run_done(user: *mut c_void, code: i32) {
     let _ = callback::run(|| {
         let done = Box::from_raw(user.cast::<Done>());
-        done(if code < 0 {
-            Err(Status::from_code(code))
-        } else {
-            Ok(())
-        });
+        done(if code < 0 { Err(Status::from_code(code)) } else { Ok(()) });
     });
 }

@@ -64,28 +64,22 @@ impl Codec {
     /// the key or the tensor).
     pub fn new(comm: &Comm, json: &str, counts: &[usize]) -> Result<Codec> {
         let (api, json) = (comm.api(), c_text("json", json)?);
-        let like: Vec<_> = counts
-            .iter()
-            .map(|&count| Tensor::nowhere(count, Dtype::Float32).view())
-            .collect();
+        let like: Vec<_> =
+            counts.iter().map(|&count| Tensor::nowhere(count, Dtype::Float32).view()).collect();
         let _one = comm.shared.locked()?;
         let owner = Owner::make(api, api.sotto_codec_destroy, |out| unsafe {
             let n = like.len() as u64;
             (api.sotto_codec_create)(comm.raw(), json.as_ptr(), like.as_ptr(), n, out)
         })?;
-        Ok(Codec {
-            owner,
-            comm: Arc::clone(&comm.shared),
-            _one_thread_at_a_time: PhantomData,
-        })
+        Ok(Codec { owner, comm: Arc::clone(&comm.shared), _one_thread_at_a_time: PhantomData })
     }
 
     pub(crate) fn raw(&self) -> *mut sys::sotto_codec {
         self.owner.raw()
     }
 
-    /// The residuals: `Exact`, `Reset`, or `Mean`, which is collective. Errors: `Busy` (in use by an
-    /// operation), `InvalidArgument` (mode), the comm's own.
+    /// The residuals: `Exact`, `Reset`, or `Mean`, which is collective. Errors: `Busy` (in use by
+    /// an operation), `InvalidArgument` (mode), the comm's own.
     pub fn export_state(&mut self, mode: StateMode) -> Result<Vec<u8>> {
         let api = self.owner.api;
         let _one = self.comm.locked()?;

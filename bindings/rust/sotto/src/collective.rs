@@ -23,10 +23,7 @@ pub struct Parts {
 
 impl From<Vec<u64>> for Parts {
     fn from(counts: Vec<u64>) -> Parts {
-        Parts {
-            counts,
-            offsets: None,
-        }
+        Parts { counts, offsets: None }
     }
 }
 
@@ -64,10 +61,7 @@ pub struct Collective<B> {
 }
 
 fn nothing<B>(_: &mut B, _: &Comm) -> Sides {
-    Sides {
-        ins: None,
-        outs: None,
-    }
+    Sides { ins: None, outs: None }
 }
 
 fn views_of(buffers: &mut impl Target) -> Views {
@@ -78,174 +72,102 @@ fn views_of(buffers: &mut impl Target) -> Views {
 
 fn in_place<T: Target>(both: &mut T, _: &Comm) -> Sides {
     let views = views_of(both);
-    Sides {
-        ins: Some(views.clone()),
-        outs: Some(views),
-    }
+    Sides { ins: Some(views.clone()), outs: Some(views) }
 }
 
 /// What is read is this rank's part of what is written.
 fn in_is_part<T: Target>(out: &mut T, comm: &Comm) -> Sides {
     let outs = views_of(out);
-    Sides {
-        ins: Some(outs.parts(comm.rank(), comm.size())),
-        outs: Some(outs),
-    }
+    Sides { ins: Some(outs.parts(comm.rank(), comm.size())), outs: Some(outs) }
 }
 
 /// What is written is this rank's part of what is read.
 fn out_is_part<T: Target>(input: &mut T, comm: &Comm) -> Sides {
     let ins = views_of(input);
-    Sides {
-        outs: Some(ins.parts(comm.rank(), comm.size())),
-        ins: Some(ins),
-    }
+    Sides { outs: Some(ins.parts(comm.rank(), comm.size())), ins: Some(ins) }
 }
 
 fn reads<S: Source>(input: &mut S, _: &Comm) -> Sides {
     let mut ins = Views::default();
     input.read(&mut ins);
-    Sides {
-        ins: Some(ins),
-        outs: None,
-    }
+    Sides { ins: Some(ins), outs: None }
 }
 
 fn writes<T: Target>(out: &mut T, _: &Comm) -> Sides {
-    Sides {
-        ins: None,
-        outs: Some(views_of(out)),
-    }
+    Sides { ins: None, outs: Some(views_of(out)) }
 }
 
 fn pair<S: Source, T: Target>((input, out): &mut (S, T), comm: &Comm) -> Sides {
-    Sides {
-        ins: reads(input, comm).ins,
-        outs: Some(views_of(out)),
-    }
+    Sides { ins: reads(input, comm).ins, outs: Some(views_of(out)) }
 }
 
 fn to_root<S: Source, T: Target>((input, out): &mut (S, Option<T>), comm: &Comm) -> Sides {
-    Sides {
-        ins: reads(input, comm).ins,
-        outs: out.as_mut().map(views_of),
-    }
+    Sides { ins: reads(input, comm).ins, outs: out.as_mut().map(views_of) }
 }
 
 fn from_root<S: Source, T: Target>((input, out): &mut (Option<S>, T), comm: &Comm) -> Sides {
     let ins = input.as_mut().and_then(|input| reads(input, comm).ins);
-    Sides {
-        ins,
-        outs: Some(views_of(out)),
-    }
+    Sides { ins, outs: Some(views_of(out)) }
 }
 
 impl Collective<()> {
     /// Completes on a rank when every rank has called it.
     pub fn barrier() -> Self {
-        Collective {
-            buffers: (),
-            sides: nothing::<()>,
-            kind: Kind::Barrier,
-        }
+        Collective { buffers: (), sides: nothing::<()>, kind: Kind::Barrier }
     }
 }
 
 impl<T: Target> Collective<T> {
     /// Copies root's buffers over those of all ranks.
     pub fn broadcast(buffers: T, root: u32) -> Result<Self> {
-        let kind = Kind::Broadcast {
-            root: number("root", root)?,
-        };
-        Ok(Collective {
-            buffers,
-            sides: in_place::<T>,
-            kind,
-        })
+        let kind = Kind::Broadcast { root: number("root", root)? };
+        Ok(Collective { buffers, sides: in_place::<T>, kind })
     }
 
     /// The reduction over ranks, in place, with the same bits on all ranks.
     pub fn all_reduce(buffers: T) -> Self {
-        Collective {
-            buffers,
-            sides: in_place::<T>,
-            kind: Kind::AllReduce,
-        }
+        Collective { buffers, sides: in_place::<T>, kind: Kind::AllReduce }
     }
 
     /// The concatenation over ranks, in place: this rank's part is what it brings.
     pub fn all_gather_in_place(buffers: T) -> Self {
-        Collective {
-            buffers,
-            sides: in_is_part::<T>,
-            kind: Kind::AllGather,
-        }
+        Collective { buffers, sides: in_is_part::<T>, kind: Kind::AllGather }
     }
 
     /// The reduction over ranks, in place: of the result this rank's part is written.
     pub fn reduce_scatter_in_place(buffers: T) -> Self {
-        Collective {
-            buffers,
-            sides: out_is_part::<T>,
-            kind: Kind::ReduceScatter,
-        }
+        Collective { buffers, sides: out_is_part::<T>, kind: Kind::ReduceScatter }
     }
 
     /// Part r goes to rank r and is replaced by what comes from rank r.
     pub fn all_to_all_in_place(buffers: T) -> Self {
-        Collective {
-            buffers,
-            sides: in_place::<T>,
-            kind: Kind::AllToAll,
-        }
+        Collective { buffers, sides: in_place::<T>, kind: Kind::AllToAll }
     }
 
     /// The reduction over ranks, in place, on the root.
     pub fn reduce_in_place(buffers: T, root: u32) -> Result<Self> {
-        let kind = Kind::Reduce {
-            root: number("root", root)?,
-        };
-        Ok(Collective {
-            buffers,
-            sides: in_place::<T>,
-            kind,
-        })
+        let kind = Kind::Reduce { root: number("root", root)? };
+        Ok(Collective { buffers, sides: in_place::<T>, kind })
     }
 
     /// Receives from a rank what it sends.
     pub fn recv(buffers: T, peer: u32) -> Result<Self> {
-        let kind = Kind::Recv {
-            peer: number("peer", peer)?,
-        };
-        Ok(Collective {
-            buffers,
-            sides: writes::<T>,
-            kind,
-        })
+        let kind = Kind::Recv { peer: number("peer", peer)? };
+        Ok(Collective { buffers, sides: writes::<T>, kind })
     }
 }
 
 impl<S: Source> Collective<S> {
     /// Sends to a rank, which receives as many elements of the same dtypes.
     pub fn send(buffers: S, peer: u32) -> Result<Self> {
-        let kind = Kind::Send {
-            peer: number("peer", peer)?,
-        };
-        Ok(Collective {
-            buffers,
-            sides: reads::<S>,
-            kind,
-        })
+        let kind = Kind::Send { peer: number("peer", peer)? };
+        Ok(Collective { buffers, sides: reads::<S>, kind })
     }
 }
 
 impl<S: Source, T: Target> Collective<(S, T)> {
     fn of(input: S, out: T, kind: Kind) -> Self {
-        Collective {
-            buffers: (input, out),
-            sides: pair::<S, T>,
-            kind,
-        }
+        Collective { buffers: (input, out), sides: pair::<S, T>, kind }
     }
 
     /// `out` = reduction of `input` over ranks.
@@ -282,54 +204,29 @@ impl<S: Source, T: Target> Collective<(S, T)> {
 
     /// As [`all_to_all`](Self::all_to_all), with parts of any counts, which have to fit in pairs.
     pub fn all_to_all_v(input: S, out: T, in_parts: Vec<Parts>, out_parts: Vec<Parts>) -> Self {
-        Self::of(
-            input,
-            out,
-            Kind::AllToAllV {
-                input: in_parts,
-                out: out_parts,
-            },
-        )
+        Self::of(input, out, Kind::AllToAllV { input: in_parts, out: out_parts })
     }
 }
 
 impl<S: Source, T: Target> Collective<(S, Option<T>)> {
     /// `out` on the root = reduction of `input` over ranks; `None` elsewhere.
     pub fn reduce(input: S, out: Option<T>, root: u32) -> Result<Self> {
-        let kind = Kind::Reduce {
-            root: number("root", root)?,
-        };
-        Ok(Collective {
-            buffers: (input, out),
-            sides: to_root::<S, T>,
-            kind,
-        })
+        let kind = Kind::Reduce { root: number("root", root)? };
+        Ok(Collective { buffers: (input, out), sides: to_root::<S, T>, kind })
     }
 
     /// `out` on the root = concatenation of `input` over ranks; `None` elsewhere.
     pub fn gather(input: S, out: Option<T>, root: u32) -> Result<Self> {
-        let kind = Kind::Gather {
-            root: number("root", root)?,
-        };
-        Ok(Collective {
-            buffers: (input, out),
-            sides: to_root::<S, T>,
-            kind,
-        })
+        let kind = Kind::Gather { root: number("root", root)? };
+        Ok(Collective { buffers: (input, out), sides: to_root::<S, T>, kind })
     }
 }
 
 impl<S: Source, T: Target> Collective<(Option<S>, T)> {
     /// `out` = this rank's part of `input` on the root; `None` elsewhere.
     pub fn scatter(input: Option<S>, out: T, root: u32) -> Result<Self> {
-        let kind = Kind::Scatter {
-            root: number("root", root)?,
-        };
-        Ok(Collective {
-            buffers: (input, out),
-            sides: from_root::<S, T>,
-            kind,
-        })
+        let kind = Kind::Scatter { root: number("root", root)? };
+        Ok(Collective { buffers: (input, out), sides: from_root::<S, T>, kind })
     }
 }
 
@@ -357,19 +254,14 @@ impl<B: Send + 'static> Collective<B> {
 }
 
 fn pointer(views: &Option<Views>) -> *const sys::sotto_buffer {
-    views
-        .as_ref()
-        .map_or(std::ptr::null(), |views| views.0.as_ptr())
+    views.as_ref().map_or(std::ptr::null(), |views| views.0.as_ptr())
 }
 
 impl Sides {
     /// The library takes one number for both sides.
     fn count(&self) -> Result<u64> {
         let (ins, outs) = (self.ins.as_ref(), self.outs.as_ref());
-        let (a, b) = (
-            ins.map(|views| views.0.len()),
-            outs.map(|views| views.0.len()),
-        );
+        let (a, b) = (ins.map(|views| views.0.len()), outs.map(|views| views.0.len()));
         match (a, b) {
             (Some(a), Some(b)) if a != b => Err(Error::argument(format!(
                 "input has {a} buffers and output {b}; they have to be as many"
@@ -482,10 +374,6 @@ impl Comm {
         let mut op = std::ptr::null_mut();
         let _one = self.shared.locked()?;
         let buffers = unsafe { collective.launch(self, call.into(), &mut op) }?;
-        Ok(Op::new(
-            Handle::new(self.api(), op),
-            buffers,
-            Arc::clone(&self.shared),
-        ))
+        Ok(Op::new(Handle::new(self.api(), op), buffers, Arc::clone(&self.shared)))
     }
 }

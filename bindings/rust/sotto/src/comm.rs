@@ -72,10 +72,10 @@ impl<'a> CommOptions<'a> {
         self
     }
 
-    /// An all-gather over a launcher of the caller's own, in place of a rendezvous: writes the bytes
-    /// of every rank, in rank order, to its second argument. Needs [`ranks`](CommOptions::ranks).
-    /// Called only while the comm is created, on that thread; must not use the library. Its error,
-    /// or its panic, is that of the creation.
+    /// An all-gather over a launcher of the caller's own, in place of a rendezvous: writes the
+    /// bytes of every rank, in rank order, to its second argument. Needs
+    /// [`ranks`](CommOptions::ranks). Called only while the comm is created, on that thread; must
+    /// not use the library. Its error, or its panic, is that of the creation.
     pub fn all_gather(
         mut self,
         gather: impl FnMut(&[u8], &mut [u8]) -> Result<()> + Send + 'a,
@@ -172,15 +172,9 @@ impl Shared {
                 "this thread has a group open on this comm: start or drop it first",
             ));
         }
-        let lock = self
-            .lock
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        let lock = self.lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         self.holder.store(me, Ordering::Relaxed);
-        Ok(One {
-            shared: self,
-            _lock: lock,
-        })
+        Ok(One { shared: self, _lock: lock })
     }
 }
 
@@ -206,9 +200,10 @@ pub struct Comm {
 }
 
 impl Comm {
-    /// Creates a comm. Collective; blocks at most the timeout ([`interruptible`](crate::interruptible)
-    /// for programs that handle signals). Errors: `InvalidArgument` (ranks, a used id, the
-    /// environment), `Timeout` (who is missing), `PeerLost`, `Protocol`, `Transport`, `Unsupported`.
+    /// Creates a comm. Collective; blocks at most the timeout
+    /// ([`interruptible`](crate::interruptible) for programs that handle signals). Errors:
+    /// `InvalidArgument` (ranks, a used id, the environment), `Timeout` (who is missing),
+    /// `PeerLost`, `Protocol`, `Transport`, `Unsupported`.
     pub fn new(context: &Context, options: CommOptions<'_>) -> Result<Comm> {
         let api = context.owner.api;
         let (rank, size) = options.ranks.unwrap_or((0, 0));
@@ -218,28 +213,17 @@ impl Comm {
             )));
         }
         if options.all_gather.is_some() && options.ranks.is_none() {
-            return Err(Error::argument(
-                "all_gather is given without ranks(); it needs both",
-            ));
+            return Err(Error::argument("all_gather is given without ranks(); it needs both"));
         }
-        let transport = options
-            .transport
-            .map(|name| c_text("transport", &name))
-            .transpose()?;
+        let transport = options.transport.map(|name| c_text("transport", &name)).transpose()?;
         let id = options.id.map(|id| sys::sotto_unique_id { bytes: id.0 });
-        let mut gathering = options.all_gather.map(|gather| Gathering {
-            gather,
-            size,
-            error: None,
-            panic: None,
-        });
+        let mut gathering =
+            options.all_gather.map(|gather| Gathering { gather, size, error: None, panic: None });
         let mut config = sys::sotto_comm_config {
             rank: number("rank", rank)?,
             size: number("size", size)?,
             id: id.as_ref().map_or(std::ptr::null(), |id| id),
-            transport: transport
-                .as_ref()
-                .map_or(std::ptr::null(), |name| name.as_ptr()),
+            transport: transport.as_ref().map_or(std::ptr::null(), |name| name.as_ptr()),
             timeout_us: options.timeout_us,
             native_comm: options.native_comm.unwrap_or(std::ptr::null_mut()),
             ..Default::default()
@@ -267,16 +251,8 @@ impl Comm {
         let (mut rank, mut size) = (0, 0);
         check(api, unsafe { (api.sotto_comm_rank)(raw, &mut rank) })?;
         check(api, unsafe { (api.sotto_comm_size)(raw, &mut size) })?;
-        let shared = Arc::new(Shared {
-            lock: Mutex::new(()),
-            holder: AtomicUsize::new(0),
-            owner,
-        });
-        Ok(Comm {
-            shared,
-            rank: rank as u32,
-            size: size as u32,
-        })
+        let shared = Arc::new(Shared { lock: Mutex::new(()), holder: AtomicUsize::new(0), owner });
+        Ok(Comm { shared, rank: rank as u32, size: size as u32 })
     }
 
     /// Rank of the caller, 0 .. size-1.
@@ -316,9 +292,7 @@ impl Comm {
     /// with `Aborted` and this text. Any thread.
     pub fn abort(&self, reason: &str) -> Result<()> {
         let (api, reason) = (self.api(), c_text("reason", reason)?);
-        check(api, unsafe {
-            (api.sotto_comm_abort)(self.raw(), reason.as_ptr())
-        })
+        check(api, unsafe { (api.sotto_comm_abort)(self.raw(), reason.as_ptr()) })
     }
 
     /// The first cause of failure, the same on all ranks; `None` while the comm is healthy.
@@ -339,7 +313,8 @@ impl Comm {
     }
 
     /// What an operation would send, before anything is sent, as JSON. `request`: `{"kind":
-    /// "all_reduce", "dtype": "fp32", "counts": [1000]}`. Errors: `InvalidArgument` (names the key).
+    /// "all_reduce", "dtype": "fp32", "counts": [1000]}`. Errors: `InvalidArgument` (names the
+    /// key).
     pub fn plan(&self, request: &str) -> Result<String> {
         let (api, request) = (self.api(), c_text("request", request)?);
         let _one = self.shared.locked()?;
@@ -351,16 +326,14 @@ impl Comm {
     /// Bytes and messages of this comm, without its splits.
     pub fn counters(&self) -> Result<Counters> {
         let (api, mut out) = (self.api(), sys::sotto_comm_counters::default());
-        check(api, unsafe {
-            (api.sotto_comm_get_counters)(self.raw(), &mut out)
-        })?;
+        check(api, unsafe { (api.sotto_comm_get_counters)(self.raw(), &mut out) })?;
         Ok(Counters::from(out))
     }
 
     /// Destroys the comm now, also for what was made of it: waits for operations in flight at most
     /// the comm's timeout, then fails those left. A comm that is only dropped is destroyed when
-    /// nothing uses it any more. Errors: the first met meanwhile; `InvalidState` (inside a callback:
-    /// it is destroyed later).
+    /// nothing uses it any more. Errors: the first met meanwhile; `InvalidState` (inside a
+    /// callback: it is destroyed later).
     pub fn close(self) -> Result<()> {
         crate::left::reap();
         let _one = self.shared.locked()?;

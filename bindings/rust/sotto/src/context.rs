@@ -47,9 +47,7 @@ impl Context {
         let owner = Owner::make(api, api.sotto_context_destroy, |out| unsafe {
             api.sotto_context_create(&config, out)
         })?;
-        Ok(Context {
-            owner: Arc::new(owner),
-        })
+        Ok(Context { owner: Arc::new(owner) })
     }
 
     /// Makes progress on everything in flight and runs callbacks that are due: waits at most so
@@ -57,9 +55,7 @@ impl Context {
     /// `InvalidState` (fork, callback).
     pub fn poll(&self, limit: Duration) -> Result<()> {
         let (api, us) = (self.owner.api, limit.min(SLICE).as_micros() as i64);
-        check(api, unsafe {
-            (api.sotto_context_poll)(self.owner.raw(), us)
-        })
+        check(api, unsafe { (api.sotto_context_poll)(self.owner.raw(), us) })
     }
 
     /// Report as JSON: version, devices, transports, parameters in force. `kind`: "all". Errors:
@@ -76,9 +72,7 @@ impl Context {
     /// makes one comm. Errors: `Transport` (cannot listen).
     pub fn unique_id(&self) -> Result<UniqueId> {
         let (api, mut id) = (self.owner.api, sys::sotto_unique_id::default());
-        check(api, unsafe {
-            (api.sotto_unique_id_create)(self.owner.raw(), &mut id)
-        })?;
+        check(api, unsafe { (api.sotto_unique_id_create)(self.owner.raw(), &mut id) })?;
         Ok(UniqueId(id.bytes))
     }
 }

@@ -49,22 +49,10 @@ pub enum Status {
 
 /// Every status that has a code, with it and the library's name for it.
 const CODES: [(Status, i32, &str); 14] = [
-    (
-        Status::InvalidArgument,
-        sys::SOTTO_E_INVALID_ARGUMENT,
-        "INVALID_ARGUMENT",
-    ),
-    (
-        Status::InvalidState,
-        sys::SOTTO_E_INVALID_STATE,
-        "INVALID_STATE",
-    ),
+    (Status::InvalidArgument, sys::SOTTO_E_INVALID_ARGUMENT, "INVALID_ARGUMENT"),
+    (Status::InvalidState, sys::SOTTO_E_INVALID_STATE, "INVALID_STATE"),
     (Status::Unsupported, sys::SOTTO_E_UNSUPPORTED, "UNSUPPORTED"),
-    (
-        Status::OutOfMemory,
-        sys::SOTTO_E_OUT_OF_MEMORY,
-        "OUT_OF_MEMORY",
-    ),
+    (Status::OutOfMemory, sys::SOTTO_E_OUT_OF_MEMORY, "OUT_OF_MEMORY"),
     (Status::Busy, sys::SOTTO_E_BUSY, "BUSY"),
     (Status::Timeout, sys::SOTTO_E_TIMEOUT, "TIMEOUT"),
     (Status::PeerLost, sys::SOTTO_E_PEER_LOST, "PEER_LOST"),
@@ -88,10 +76,7 @@ impl Status {
     pub fn code(self) -> Option<i32> {
         match self {
             Status::Unknown(code) => Some(code),
-            _ => CODES
-                .iter()
-                .find(|known| known.0 == self)
-                .map(|known| known.1),
+            _ => CODES.iter().find(|known| known.0 == self).map(|known| known.1),
         }
     }
 
@@ -99,10 +84,7 @@ impl Status {
     pub fn name(self) -> &'static str {
         match self {
             Status::LibraryLoad => "LIBRARY_LOAD",
-            _ => CODES
-                .iter()
-                .find(|known| known.0 == self)
-                .map_or("UNKNOWN", |known| known.2),
+            _ => CODES.iter().find(|known| known.0 == self).map_or("UNKNOWN", |known| known.2),
         }
     }
 }
@@ -119,10 +101,7 @@ pub struct Error {
 
 impl Error {
     pub(crate) fn new(status: Status, text: impl Into<String>) -> Error {
-        Error {
-            status,
-            text: text.into(),
-        }
+        Error { status, text: text.into() }
     }
 
     pub(crate) fn argument(text: impl Into<String>) -> Error {

@@ -71,7 +71,8 @@ impl Comm {
         self.start(Collective::all_gather_v(input, out, parts), call)
     }
 
-    /// `out` = this rank's part of the reduction of `input`, which has `size` times as many elements.
+    /// `out` = this rank's part of the reduction of `input`, which has `size` times as many
+    /// elements.
     pub fn reduce_scatter<'a, S: Source, T: Target>(
         &self,
         input: S,
@@ -144,10 +145,7 @@ impl Comm {
         out_parts: Vec<Parts>,
         call: impl Into<Call<'a>>,
     ) -> Result<Op<(S, T)>> {
-        self.start(
-            Collective::all_to_all_v(input, out, in_parts, out_parts),
-            call,
-        )
+        self.start(Collective::all_to_all_v(input, out, in_parts, out_parts), call)
     }
 
     /// Sends to a rank, which receives as many elements of the same dtypes.
@@ -178,18 +176,9 @@ impl Comm {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         left::reap();
         let one = self.shared.locked()?;
-        check(self.api(), unsafe {
-            (self.api().sotto_group_begin)(self.raw())
-        })?;
+        check(self.api(), unsafe { (self.api().sotto_group_begin)(self.raw()) })?;
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        Ok(Group {
-            comm: self,
-            number,
-            kept: Vec::new(),
-            failed: None,
-            open: true,
-            _one: one,
-        })
+        Ok(Group { comm: self, number, kept: Vec::new(), failed: None, open: true, _one: one })
     }
 }
 
@@ -225,9 +214,7 @@ impl Collected {
             return None;
         }
         let kept = self.kept.get_mut(ticket.index)?.take()?;
-        kept.downcast::<Kept<B>>()
-            .ok()
-            .map(|buffers| buffers.into_inner())
+        kept.downcast::<Kept<B>>().ok().map(|buffers| buffers.into_inner())
     }
 }
 
@@ -246,11 +233,7 @@ impl Group<'_> {
             error
         })?;
         self.kept.push(Some(Box::new(buffers)));
-        Ok(Ticket {
-            group: self.number,
-            index: self.kept.len() - 1,
-            _buffers: PhantomData,
-        })
+        Ok(Ticket { group: self.number, index: self.kept.len() - 1, _buffers: PhantomData })
     }
 
     /// Starts what was added. Of `call` time limit, priority, stream and `on_done` may be set.
@@ -262,20 +245,9 @@ impl Group<'_> {
         let (comm, mut op) = (self.comm, std::ptr::null_mut());
         self.open = false;
         let end = comm.api().sotto_group_end;
-        check(
-            comm.api(),
-            call.into()
-                .with(|call| unsafe { end(comm.raw(), call, &mut op) }),
-        )?;
-        let kept = Collected {
-            group: self.number,
-            kept: std::mem::take(&mut self.kept),
-        };
-        Ok(Op::new(
-            Handle::new(comm.api(), op),
-            Kept::new(kept),
-            Arc::clone(&comm.shared),
-        ))
+        check(comm.api(), call.into().with(|call| unsafe { end(comm.raw(), call, &mut op) }))?;
+        let kept = Collected { group: self.number, kept: std::mem::take(&mut self.kept) };
+        Ok(Op::new(Handle::new(comm.api(), op), Kept::new(kept), Arc::clone(&comm.shared)))
     }
 }
 

@@ -4,9 +4,9 @@ use std::sync::mpsc::{channel, RecvTimeoutError};
 
 use crate::op::SLICE;
 
-/// Runs a call that may wait for other ranks on a thread of its own, until it ends, or `stop`, which
-/// is asked every 0.1 s, returns true. `None`: stopped; the call goes on, at most to its deadline,
-/// and what it makes is dropped. A panic of `work` goes on here.
+/// Runs a call that may wait for other ranks on a thread of its own, until it ends, or `stop`,
+/// which is asked every 0.1 s, returns true. `None`: stopped; the call goes on, at most to its
+/// deadline, and what it makes is dropped. A panic of `work` goes on here.
 ///
 /// Without a handler of the program's own Ctrl-C ends the process at once, also while it waits.
 ///

@@ -33,9 +33,8 @@ pub(crate) fn reap() {
     if all.is_empty() {
         return;
     }
-    let (wait, done): (Vec<_>, Vec<_>) = all
-        .into_iter()
-        .partition(|one| one.until.as_ref().map_or(false, |op| op.in_flight()));
+    let (wait, done): (Vec<_>, Vec<_>) =
+        all.into_iter().partition(|one| one.until.as_ref().map_or(false, |op| op.in_flight()));
     locked(|left| left.extend(wait));
     drop(done); // without the lock: what is dropped may leave something itself
 }

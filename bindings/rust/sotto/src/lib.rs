@@ -2,8 +2,8 @@
 //!
 //! One rank has a [`Context`] and a [`Comm`]. Collectives return an [`Op`], which owns its buffers
 //! and gives them back; optimizers ([`Optimizer`], [`Outer`]) and [`Overlap`]s own the memory that
-//! steps work on. What breaks the rules of the C interface does not compile, or is an [`Error`] with
-//! a [`Status`] and the library's text.
+//! steps work on. What breaks the rules of the C interface does not compile, or is an [`Error`]
+//! with a [`Status`] and the library's text.
 //!
 //! ```no_run
 //! use sotto::Reduce;
@@ -24,7 +24,8 @@
 //! - Every wait has a deadline: that of the call, else of the comm ([`CommOptions::timeout`]).
 //! - Dropping never waits for an operation: what is in flight goes on, and its memory is freed by a
 //!   later call, after it has ended. `std::mem::forget` is safe everywhere.
-//! - Callbacks (`on_done`, log sinks, readers, writers, all-gathers) may panic; nothing unwinds into
+//! - Callbacks (`on_done`, log sinks, readers, writers, all-gathers) may panic; nothing unwinds
+//! into
 //!   C. What they drop is given back later.
 //! - A forked child cannot use what its parent has made: `InvalidState`.
 
@@ -81,8 +82,8 @@ pub use reports::{
 pub use sotto_sys as sys;
 pub use tensor::{Device, Tensor};
 
-/// A comm of all ranks that the launcher has started, with defaults: under sotto-run, torchrun, Open
-/// MPI, MPICH or Slurm. Errors: as [`Context::new`] and [`Comm::new`].
+/// A comm of all ranks that the launcher has started, with defaults: under sotto-run, torchrun,
+/// Open MPI, MPICH or Slurm. Errors: as [`Context::new`] and [`Comm::new`].
 pub fn init() -> Result<Comm> {
     Comm::new(&Context::new()?, CommOptions::from_env())
 }

@@ -1,8 +1,8 @@
 //! Finds, loads and checks the shared library; texts and errors of its calls.
 //!
 //! The first that is there: the file that `SOTTO_LIBRARY` names (and then no other), the one that
-//! lies beside the program (in its folder, or in `../lib`), the system's. It is loaded on first use,
-//! with local symbols, once per process.
+//! lies beside the program (in its folder, or in `../lib`), the system's. It is loaded on first
+//! use, with local symbols, once per process.
 
 use std::ffi::{CStr, CString};
 use std::os::raw::c_char;
@@ -18,9 +18,7 @@ static LOADED: Mutex<Option<&'static Api>> = Mutex::new(None);
 
 /// The library, loaded on the first call.
 pub(crate) fn api() -> Result<&'static Api> {
-    let mut loaded = LOADED
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut loaded = LOADED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if loaded.is_none() {
         *loaded = Some(Box::leak(Box::new(find()?)));
     }
@@ -64,10 +62,7 @@ fn find() -> Result<Api> {
         return load(file);
     }
     load(Path::new(&soname)).map_err(|error| {
-        let places: Vec<_> = beside
-            .iter()
-            .map(|file| file.display().to_string())
-            .collect();
+        let places: Vec<_> = beside.iter().map(|file| file.display().to_string()).collect();
         refused(format!(
             "libsotto was not found. Looked for: the file that the environment variable \
              SOTTO_LIBRARY names (not set), {} (absent), and {soname} where the system's loader \
@@ -150,9 +145,7 @@ pub(crate) fn c_text(what: &str, text: &str) -> Result<CString> {
 
 /// The error of this thread's last call, which returned `code`.
 pub(crate) fn last_error(api: &Api, code: i32) -> Error {
-    Error::new(Status::from_code(code), unsafe {
-        text_of((api.sotto_last_error)())
-    })
+    Error::new(Status::from_code(code), unsafe { text_of((api.sotto_last_error)()) })
 }
 
 /// Turns a code below zero into an error with the library's text.
@@ -172,10 +165,7 @@ pub(crate) fn report(
     check(api, ask(std::ptr::null_mut(), 0, &mut needed))?;
     loop {
         let mut room = vec![0u8; needed as usize + 1];
-        check(
-            api,
-            ask(room.as_mut_ptr().cast(), room.len() as u64, &mut needed),
-        )?;
+        check(api, ask(room.as_mut_ptr().cast(), room.len() as u64, &mut needed))?;
         if needed < room.len() as u64 {
             room.truncate(needed as usize);
             return Ok(String::from_utf8_lossy(&room).into_owned());

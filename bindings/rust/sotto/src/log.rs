@@ -19,13 +19,7 @@ pub enum Level {
     Trace,
 }
 
-const LEVELS: [Level; 5] = [
-    Level::Error,
-    Level::Warning,
-    Level::Info,
-    Level::Debug,
-    Level::Trace,
-];
+const LEVELS: [Level; 5] = [Level::Error, Level::Warning, Level::Info, Level::Debug, Level::Trace];
 
 type Sink = Arc<dyn Fn(Level, &str) + Send + Sync>;
 
@@ -40,10 +34,7 @@ fn exchange(sink: Option<Sink>) -> Option<Sink> {
 /// Called by the library, on any thread: `message` is a text.
 unsafe extern "C" fn receive(_: *mut c_void, level: i32, message: *const c_char) {
     let _ = callback::run(|| {
-        let sink = SINK
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
-            .clone();
+        let sink = SINK.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
         let level = LEVELS[(level.clamp(1, 5) - 1) as usize];
         if let Some(sink) = sink {
             sink(level, &text_of(message));
@@ -72,9 +63,7 @@ pub fn set_log(
 /// Sends the log to standard error again. `level`: as for [`set_log`].
 pub fn log_to_stderr(level: Option<Level>) -> Result<()> {
     let (api, level) = (library::api()?, level.map_or(0, |level| level as i32));
-    check(api, unsafe {
-        (api.sotto_set_log)(None, std::ptr::null_mut(), level)
-    })?;
+    check(api, unsafe { (api.sotto_set_log)(None, std::ptr::null_mut(), level) })?;
     exchange(None);
     Ok(())
 }

@@ -109,9 +109,7 @@ impl Handle {
 
     pub(crate) fn stats(&self) -> Result<OpStats> {
         let mut out = sys::sotto_op_stats::default();
-        check(self.api, unsafe {
-            (self.api.sotto_op_get_stats)(self.raw, &mut out)
-        })?;
+        check(self.api, unsafe { (self.api.sotto_op_get_stats)(self.raw, &mut out) })?;
         Ok(OpStats {
             launch_ns: out.launch_ns,
             start_ns: out.start_ns,
@@ -123,9 +121,7 @@ impl Handle {
     }
 
     pub(crate) fn stream_wait(&self, stream: *mut c_void) -> Result<()> {
-        check(self.api, unsafe {
-            (self.api.sotto_op_stream_wait)(self.raw, stream)
-        })
+        check(self.api, unsafe { (self.api.sotto_op_stream_wait)(self.raw, stream) })
     }
 }
 
@@ -153,15 +149,11 @@ struct Slices {
 impl Slices {
     fn new(limit: Option<Duration>) -> Slices {
         // A limit beyond what the clock can say is none.
-        Slices {
-            end: limit.and_then(|limit| Instant::now().checked_add(limit)),
-        }
+        Slices { end: limit.and_then(|limit| Instant::now().checked_add(limit)) }
     }
 
     fn next_us(&self) -> i64 {
-        let left = self
-            .end
-            .map_or(SLICE, |end| end.saturating_duration_since(Instant::now()));
+        let left = self.end.map_or(SLICE, |end| end.saturating_duration_since(Instant::now()));
         left.min(SLICE).as_micros() as i64
     }
 
@@ -178,10 +170,7 @@ pub(crate) struct Flight {
 
 impl Flight {
     pub(crate) fn new(handle: Arc<Handle>) -> Flight {
-        Flight {
-            handle,
-            outcome: None,
-        }
+        Flight { handle, outcome: None }
     }
 
     pub(crate) fn ended(&self) -> bool {
@@ -190,9 +179,7 @@ impl Flight {
 
     /// Ok(true) if it has ended well, Ok(false) while it is in flight.
     fn said(&self) -> Result<bool> {
-        self.outcome
-            .clone()
-            .map_or(Ok(false), |outcome| outcome.map(|()| true))
+        self.outcome.clone().map_or(Ok(false), |outcome| outcome.map(|()| true))
     }
 
     pub(crate) fn test(&mut self) -> Result<bool> {
@@ -289,8 +276,8 @@ pub(crate) use waits;
 /// }
 /// ```
 ///
-/// Borrowed memory has to be lent ([`Tensor::lent`](crate::Tensor::lent), unsafe), since a forgotten
-/// operation would outlive the borrow:
+/// Borrowed memory has to be lent ([`Tensor::lent`](crate::Tensor::lent), unsafe), since a
+/// forgotten operation would outlive the borrow:
 ///
 /// ```compile_fail,E0277
 /// fn borrowed(comm: &sotto::Comm, x: &mut [f32]) {
@@ -306,11 +293,7 @@ pub struct Op<B: Send + 'static> {
 
 impl<B: Send + 'static> Op<B> {
     pub(crate) fn new(handle: Handle, buffers: Kept<B>, comm: Arc<Shared>) -> Op<B> {
-        Op {
-            flight: Flight::new(Arc::new(handle)),
-            buffers: Some(buffers),
-            comm,
-        }
+        Op { flight: Flight::new(Arc::new(handle)), buffers: Some(buffers), comm }
     }
 
     waits!();

@@ -23,11 +23,7 @@ struct Stream<F> {
 
 impl<F> Stream<F> {
     fn new(file: F) -> Stream<F> {
-        Stream {
-            file,
-            error: None,
-            panic: None,
-        }
+        Stream { file, error: None, panic: None }
     }
 
     /// Runs a callback's body; the code for C.
@@ -47,10 +43,7 @@ impl<F> Stream<F> {
             resume_unwind(panic);
         }
         match self.error {
-            Some(error) => Err(Error::new(
-                Status::Cancelled,
-                format!("{what} failed: {error}"),
-            )),
+            Some(error) => Err(Error::new(Status::Cancelled, format!("{what} failed: {error}"))),
             None => result,
         }
     }
@@ -100,9 +93,9 @@ impl Optimizer {
         })
     }
 
-    /// Replaces this rank's state, parameters and model copies included, by that of an export in the
-    /// same mode; nothing changes on error. Errors: `InvalidArgument` (damaged; of other tensors,
-    /// algorithm, ranks), `Busy`, `Unsupported` (newer format).
+    /// Replaces this rank's state, parameters and model copies included, by that of an export in
+    /// the same mode; nothing changes on error. Errors: `InvalidArgument` (damaged; of other
+    /// tensors, algorithm, ranks), `Busy`, `Unsupported` (newer format).
     pub fn import_state(&mut self, mode: StateMode, state: &[u8]) -> Result<()> {
         self.inner.memory_mut()?;
         self.inner.call(|api, raw| unsafe {
@@ -148,14 +141,12 @@ impl Optimizer {
     }
 
     /// Replaces the state by arrays of a DeepSpeed checkpoint, by their names:
-    /// `"<parameter>/<key>"`, as `sotto_optim_state_import_arrays` has them. Collective: every rank gives the same. Nothing
-    /// changes on error, on any rank. Errors: `InvalidArgument` (names the array), `Unsupported`,
-    /// `Busy`, `Protocol`, the comm's own.
+    /// `"<parameter>/<key>"`, as `sotto_optim_state_import_arrays` has them. Collective: every rank
+    /// gives the same. Nothing changes on error, on any rank. Errors: `InvalidArgument` (names the
+    /// array), `Unsupported`, `Busy`, `Protocol`, the comm's own.
     pub fn import_arrays(&mut self, arrays: &[(&str, &Tensor)]) -> Result<()> {
         self.inner.memory_mut()?;
-        let names = arrays
-            .iter()
-            .map(|(name, _)| c_text("the name of an array", name));
+        let names = arrays.iter().map(|(name, _)| c_text("the name of an array", name));
         let names = names.collect::<Result<Vec<_>>>()?;
         let structs: Vec<_> = arrays
             .iter()

@@ -93,9 +93,7 @@ impl Optimizer {
                 (api.sotto_optim_create)(comm.raw(), json.as_ptr(), structs, n, out)
             })?
         };
-        Ok(Optimizer {
-            inner: Registered::new(owner, params, comm),
-        })
+        Ok(Optimizer { inner: Registered::new(owner, params, comm) })
     }
 
     parameter_memory!(sotto_optim_set_params);
@@ -114,11 +112,7 @@ impl Optimizer {
     /// Values and gradients of all parameters at once. Errors: as
     /// [`grad_mut`](Optimizer::grad_mut).
     pub fn pairs_mut<T: Element>(&mut self) -> Result<Vec<(&mut [f32], &mut [T])>> {
-        self.inner
-            .memory_mut()?
-            .iter_mut()
-            .map(Param::both)
-            .collect()
+        self.inner.memory_mut()?.iter_mut().map(Param::both).collect()
     }
 
     /// Says where gradients lie from now on: one tensor for each parameter; `grads` has the former
@@ -170,12 +164,11 @@ impl Optimizer {
         Ok(Recorded(Arc::clone(self.step(call)?.handle())))
     }
 
-    /// A recorded step happens with the next launch of its graph, which the caller makes once before
-    /// it waits for what is returned. Errors: `InvalidState` (the next step is not like the recorded
-    /// one), `Busy`, the comm's own.
+    /// A recorded step happens with the next launch of its graph, which the caller makes once
+    /// before it waits for what is returned. Errors: `InvalidState` (the next step is not like the
+    /// recorded one), `Busy`, the comm's own.
     pub fn replay(&mut self, recorded: &Recorded) -> Result<Step<'_>> {
-        self.inner
-            .call(|api, raw| unsafe { (api.sotto_optim_replay)(raw, recorded.0.raw()) })?;
+        self.inner.call(|api, raw| unsafe { (api.sotto_optim_replay)(raw, recorded.0.raw()) })?;
         Ok(self.inner.again(Arc::clone(&recorded.0)))
     }
 
@@ -183,10 +176,7 @@ impl Optimizer {
     /// again), "weight_decay", "loss_scale" and the others of `sotto_optim_set`. `group`: `None`:
     /// all. Errors: `InvalidArgument` (name, group, value), `Busy`.
     pub fn set(&mut self, name: &str, group: Option<u32>, value: f64) -> Result<()> {
-        let (name, group) = (
-            c_text("name", name)?,
-            group.map_or(Ok(-1), |g| number("group", g))?,
-        );
+        let (name, group) = (c_text("name", name)?, group.map_or(Ok(-1), |g| number("group", g))?);
         self.inner
             .call(|api, raw| unsafe { (api.sotto_optim_set)(raw, name.as_ptr(), group, value) })
     }
@@ -204,8 +194,7 @@ impl Optimizer {
     /// Hot figures. Errors: `Busy` (a step in flight).
     pub fn info(&self) -> Result<OptimInfo> {
         let mut out = sys::sotto_optim_info::default();
-        self.inner
-            .call(|api, raw| unsafe { (api.sotto_optim_get_info)(raw, &mut out) })?;
+        self.inner.call(|api, raw| unsafe { (api.sotto_optim_get_info)(raw, &mut out) })?;
         Ok(OptimInfo {
             stage: out.stage,
             step: out.step,
@@ -277,10 +266,7 @@ impl Optimizer {
         let outer = parts.outer.take();
         outer.as_ref().map_or(Ok(()), Owner::close)?;
         parts.owner.close()?;
-        Ok(std::mem::take(&mut parts.memory)
-            .into_iter()
-            .map(|param| param.param)
-            .collect())
+        Ok(std::mem::take(&mut parts.memory).into_iter().map(|param| param.param).collect())
     }
 }
 

@@ -124,8 +124,8 @@ macro_rules! outer_calls {
         }
 
         /// Sets what belongs to the next steps: "lr" (the inner learning rate), "loss" (what this
-        /// rank tells the others), "weight" (1, or 0: this rank's inner steps do not count). Errors:
-        /// `InvalidArgument` (name, value), `Busy`, `InvalidState` (lr).
+        /// rank tells the others), "weight" (1, or 0: this rank's inner steps do not count).
+        /// Errors: `InvalidArgument` (name, value), `Busy`, `InvalidState` (lr).
         pub fn set(&mut self, name: &str, value: f64) -> Result<()> {
             let name = c_text("name", name)?;
             self.outer_call(|api, raw| unsafe { (api.sotto_outer_set)(raw, name.as_ptr(), value) })
@@ -146,18 +146,18 @@ macro_rules! outer_calls {
     };
 }
 
-/// An outer optimizer over parameters whose memory it owns, the same on all ranks. The program makes
-/// its own inner steps on them ([`param_mut`](Outer::param_mut)) and calls [`step`](Outer::step)
-/// after each.
+/// An outer optimizer over parameters whose memory it owns, the same on all ranks. The program
+/// makes its own inner steps on them ([`param_mut`](Outer::param_mut)) and calls
+/// [`step`](Outer::step) after each.
 pub struct Outer {
     inner: Registered<sys::sotto_outer, Vec<Param>>,
 }
 
 impl Outer {
     /// Creates an outer optimizer; the values are the first anchor. Collective. `json`: `{"preset":
-    /// "co2", "period": 48}`, or a file with `"sotto": {"outer": {...}}`. `params`: [`Param::live`].
-    /// Errors: `InvalidArgument` (names the key or the parameter), `Unsupported`, `Protocol`, the
-    /// comm's own.
+    /// "co2", "period": 48}`, or a file with `"sotto": {"outer": {...}}`. `params`:
+    /// [`Param::live`]. Errors: `InvalidArgument` (names the key or the parameter), `Unsupported`,
+    /// `Protocol`, the comm's own.
     pub fn new(comm: &Comm, json: &str, params: Vec<Param>) -> Result<Outer> {
         let (api, json) = (comm.api(), c_text("json", json)?);
         let c = CParams::new(&params)?;
@@ -168,9 +168,7 @@ impl Outer {
                 (api.sotto_outer_create)(comm.raw(), json.as_ptr(), structs, n, out)
             })?
         };
-        Ok(Outer {
-            inner: Registered::new(owner, params, comm),
-        })
+        Ok(Outer { inner: Registered::new(owner, params, comm) })
     }
 
     parameter_memory!(sotto_outer_set_params);
@@ -190,9 +188,8 @@ impl Outer {
             *mut *mut sys::sotto_op,
         ) -> i32,
     ) -> Result<Step<'_>> {
-        self.inner.start(call, |parts, call, op| {
-            launch(parts.owner.api, parts.owner.raw(), call, op)
-        })
+        self.inner
+            .start(call, |parts, call, op| launch(parts.owner.api, parts.owner.raw(), call, op))
     }
 
     /// Counts an inner step, which has changed the live parameters. Every period it averages,
@@ -250,13 +247,7 @@ impl<'o> OuterSteps<'o> {
     outer_calls!();
 
     fn outer_call(&self, body: impl FnOnce(&Api, *mut sys::sotto_outer) -> i32) -> Result<()> {
-        let outer = self
-            .inner
-            .parts()
-            .outer
-            .as_ref()
-            .expect("made before")
-            .raw();
+        let outer = self.inner.parts().outer.as_ref().expect("made before").raw();
         self.inner.call(|api, _| body(api, outer))
     }
 

@@ -49,17 +49,12 @@ impl Slot {
                 (Tensor::nowhere(count, dtype), Some((count, dtype)))
             }
         };
-        Mutex::new(Slot {
-            tensor,
-            moving,
-            marked: false,
-        })
+        Mutex::new(Slot { tensor, moving, marked: false })
     }
 }
 
 fn inside(slot: &mut Mutex<Slot>) -> &mut Slot {
-    slot.get_mut()
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
+    slot.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 /// Hot figures of an overlap. Times are those of the last round that ended well; -1: none.
@@ -118,10 +113,7 @@ impl Overlap {
     pub fn new(comm: &Comm, json: &str, gradients: Vec<Gradient>) -> Result<Overlap> {
         let (api, json) = (comm.api(), c_text("json", json)?);
         let mut slots: Vec<_> = gradients.into_iter().map(Slot::new).collect();
-        let like: Vec<_> = slots
-            .iter_mut()
-            .map(|slot| inside(slot).tensor.view())
-            .collect();
+        let like: Vec<_> = slots.iter_mut().map(|slot| inside(slot).tensor.view()).collect();
         let owner = {
             let _one = comm.shared.locked()?;
             Owner::make(api, api.sotto_overlap_destroy, |out| unsafe {
@@ -129,18 +121,13 @@ impl Overlap {
                 (api.sotto_overlap_create)(comm.raw(), json.as_ptr(), like.as_ptr(), n, out)
             })?
         };
-        Ok(Overlap {
-            inner: Registered::new(owner, slots, comm),
-        })
+        Ok(Overlap { inner: Registered::new(owner, slots, comm) })
     }
 
     fn slot(&mut self, index: usize) -> Result<&mut Slot> {
         let slots = self.inner.memory_mut()?;
         let n = slots.len();
-        slots
-            .get_mut(index)
-            .map(inside)
-            .ok_or_else(|| out_of_range(index, n))
+        slots.get_mut(index).map(inside).ok_or_else(|| out_of_range(index, n))
     }
 
     /// A gradient, between rounds: to be filled before one, or averaged after it. Errors: `Busy` (a
@@ -150,14 +137,12 @@ impl Overlap {
     }
 
     /// Takes the memory back that [`Round::ready_at`] has given. Errors: as
-    /// [`gradient_mut`](Overlap::gradient_mut); `InvalidArgument` (the gradient is not a moving one).
+    /// [`gradient_mut`](Overlap::gradient_mut); `InvalidArgument` (the gradient is not a moving
+    /// one).
     pub fn take(&mut self, index: usize) -> Result<Tensor> {
         let slot = self.slot(index)?;
         let (count, dtype) = slot.moving.ok_or_else(|| fixed(index))?;
-        Ok(std::mem::replace(
-            &mut slot.tensor,
-            Tensor::nowhere(count, dtype),
-        ))
+        Ok(std::mem::replace(&mut slot.tensor, Tensor::nowhere(count, dtype)))
     }
 
     /// Opens a round. Collective. Errors: `Busy` (a round is open or in flight), the comm's own; of
@@ -170,16 +155,8 @@ impl Overlap {
             step.handle().clone()
         };
         // None of the gradients is the library's yet.
-        self.inner
-            .parts_mut()
-            .memory
-            .iter_mut()
-            .for_each(|slot| inside(slot).marked = false);
-        Ok(Round {
-            inner: &mut self.inner,
-            flight: Flight::new(handle),
-            open: true,
-        })
+        self.inner.parts_mut().memory.iter_mut().for_each(|slot| inside(slot).marked = false);
+        Ok(Round { inner: &mut self.inner, flight: Flight::new(handle), open: true })
     }
 
     /// Hot figures.
@@ -244,16 +221,11 @@ impl std::fmt::Debug for Overlap {
 }
 
 fn out_of_range(index: usize, n: usize) -> Error {
-    Error::argument(format!(
-        "gradient {index} of {n}; allowed: 0 to {}",
-        n as i64 - 1
-    ))
+    Error::argument(format!("gradient {index} of {n}; allowed: 0 to {}", n as i64 - 1))
 }
 
 fn fixed(index: usize) -> Error {
-    Error::argument(format!(
-        "gradient {index} has memory of its own for every round"
-    ))
+    Error::argument(format!("gradient {index} has memory of its own for every round"))
 }
 
 fn info(inner: &Inner) -> Result<OverlapInfo> {
@@ -292,37 +264,25 @@ impl Round<'_> {
             return Err(state("the round is not open any more".into()));
         }
         let slots = &self.inner.parts().memory;
-        let slot = slots
-            .get(index)
-            .ok_or_else(|| out_of_range(index, slots.len()))?;
+        let slot = slots.get(index).ok_or_else(|| out_of_range(index, slots.len()))?;
         let slot = match slot.try_lock() {
             Ok(slot) => slot,
             Err(std::sync::TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(std::sync::TryLockError::WouldBlock) => {
-                return Err(state(format!(
-                    "gradient {index} is being marked by another call"
-                )))
+                return Err(state(format!("gradient {index} is being marked by another call")))
             }
         };
         if slot.marked {
-            return Err(state(format!(
-                "gradient {index} was marked before in this round"
-            )));
+            return Err(state(format!("gradient {index} was marked before in this round")));
         }
         Ok(slot)
     }
 
     /// Calls the library for gradients and marks them: they are its own until the round has ended.
     fn mark(&self, indices: &[usize], call: impl FnOnce(*const u64, u64) -> i32) -> Result<()> {
-        let slots = indices
-            .iter()
-            .map(|&index| self.claim(index))
-            .collect::<Result<Vec<_>>>()?;
+        let slots = indices.iter().map(|&index| self.claim(index)).collect::<Result<Vec<_>>>()?;
         let numbers: Vec<u64> = indices.iter().map(|&index| index as u64).collect();
-        check(
-            self.inner.api(),
-            call(numbers.as_ptr(), numbers.len() as u64),
-        )?;
+        check(self.inner.api(), call(numbers.as_ptr(), numbers.len() as u64))?;
         slots.into_iter().for_each(|mut slot| slot.marked = true);
         Ok(())
     }
@@ -387,9 +347,7 @@ impl Round<'_> {
     /// Errors: as [`ready`](Round::ready).
     pub fn unused(&self, indices: &[usize]) -> Result<()> {
         let (api, raw) = (self.inner.api(), self.inner.raw());
-        self.mark(indices, |numbers, n| unsafe {
-            (api.sotto_overlap_unused)(raw, numbers, n)
-        })
+        self.mark(indices, |numbers, n| unsafe { (api.sotto_overlap_unused)(raw, numbers, n) })
     }
 
     /// Nothing more comes in this round. Errors: `InvalidState` (names what is missing, unless
@@ -404,14 +362,8 @@ impl Round<'_> {
     /// This rank gives the round up: it ends with `Cancelled` on every rank. Errors: `InvalidState`
     /// (the round is not open), or what the round has ended with.
     pub fn withdraw(&mut self, reason: &str) -> Result<()> {
-        let (api, raw, reason) = (
-            self.inner.api(),
-            self.inner.raw(),
-            c_text("reason", reason)?,
-        );
-        check(api, unsafe {
-            (api.sotto_overlap_withdraw)(raw, reason.as_ptr())
-        })?;
+        let (api, raw, reason) = (self.inner.api(), self.inner.raw(), c_text("reason", reason)?);
+        check(api, unsafe { (api.sotto_overlap_withdraw)(raw, reason.as_ptr()) })?;
         self.open = false;
         Ok(())
     }

@@ -55,8 +55,8 @@ impl<T> Owner<T> {
         self.raw.as_ptr()
     }
 
-    /// Destroys the handle now, once. Errors: what the library meets meanwhile. Inside a callback it
-    /// refuses, and the handle is destroyed later.
+    /// Destroys the handle now, once. Errors: what the library meets meanwhile. Inside a callback
+    /// it refuses, and the handle is destroyed later.
     pub(crate) fn close(&self) -> Result<()> {
         let already = self.destroyed.load(Ordering::Acquire);
         if !already && !callback::inside() {

@@ -21,26 +21,16 @@ pub struct Param {
 
 impl Param {
     /// `param`: float32, updated in place by every step. `grad`: float32, float16 or bfloat16 (all
-    /// params alike), read by steps: mean over this rank's samples, times the loss scale if there is
-    /// one.
+    /// params alike), read by steps: mean over this rank's samples, times the loss scale if there
+    /// is one.
     pub fn new(param: impl Into<Tensor>, grad: impl Into<Tensor>) -> Param {
-        Param {
-            grad: Some(grad.into()),
-            ..Param::live(param)
-        }
+        Param { grad: Some(grad.into()), ..Param::live(param) }
     }
 
     /// A tensor of an outer optimizer: float32 values that inner steps change.
     pub fn live(param: impl Into<Tensor>) -> Param {
         let param = param.into();
-        Param {
-            name: None,
-            group: 0,
-            param,
-            grad: None,
-            model_copy: None,
-            mask: None,
-        }
+        Param { name: None, group: 0, param, grad: None, model_copy: None, mask: None }
     }
 
     /// Unique; `"param<index>"` without it.
@@ -91,11 +81,7 @@ impl CParams {
         let (mut structs, mut names) = (Vec::new(), Vec::new());
         for (i, param) in params.iter().enumerate() {
             let what = |part: &str| format!("params[{i}].{part}");
-            let name = param
-                .name
-                .as_ref()
-                .map(|name| c_text(&what("name"), name))
-                .transpose()?;
+            let name = param.name.as_ref().map(|name| c_text(&what("name"), name)).transpose()?;
             structs.push(sys::sotto_param {
                 group: param.group,
                 name: name.as_ref().map_or(std::ptr::null(), |name| name.as_ptr()),
@@ -107,24 +93,16 @@ impl CParams {
             });
             names.push(name);
         }
-        Ok(CParams {
-            structs,
-            _names: names,
-        })
+        Ok(CParams { structs, _names: names })
     }
 }
 
 fn out_of_range(index: usize, n: usize) -> Error {
-    Error::argument(format!(
-        "parameter {index} of {n}; allowed: 0 to {}",
-        n as i64 - 1
-    ))
+    Error::argument(format!("parameter {index} of {n}; allowed: 0 to {}", n as i64 - 1))
 }
 
 pub(crate) fn at(params: &[Param], index: usize) -> Result<&Param> {
-    params
-        .get(index)
-        .ok_or_else(|| out_of_range(index, params.len()))
+    params.get(index).ok_or_else(|| out_of_range(index, params.len()))
 }
 
 pub(crate) fn at_mut(params: &mut [Param], index: usize) -> Result<&mut Param> {
@@ -138,10 +116,7 @@ fn none(what: &str) -> Error {
 
 impl Param {
     pub(crate) fn copy_slice<T: Element>(&self) -> Result<&[T]> {
-        self.model_copy
-            .as_ref()
-            .ok_or_else(|| none("model copy"))?
-            .as_slice()
+        self.model_copy.as_ref().ok_or_else(|| none("model copy"))?.as_slice()
     }
 
     pub(crate) fn both<T: Element>(&mut self) -> Result<(&mut [f32], &mut [T])> {
@@ -189,13 +164,11 @@ macro_rules! parameter_memory {
         /// Values of a parameter, to be changed: they have to stay equal on all ranks where the
         /// optimizer asks for that. Errors: as `param`.
         pub fn param_mut(&mut self, index: usize) -> Result<&mut [f32]> {
-            params::at_mut(self.inner.memory_mut()?, index)?
-                .param
-                .as_mut_slice()
+            params::at_mut(self.inner.memory_mut()?, index)?.param.as_mut_slice()
         }
 
-        /// The copy of a parameter in `F16` or `Bf16`. Errors: as `param`; `InvalidArgument` (it has
-        /// none, or of another type).
+        /// The copy of a parameter in `F16` or `Bf16`. Errors: as `param`; `InvalidArgument` (it
+        /// has none, or of another type).
         pub fn model_copy<T: Element>(&self, index: usize) -> Result<&[T]> {
             params::at(self.inner.memory()?, index)?.copy_slice()
         }
@@ -218,11 +191,7 @@ macro_rules! parameter_memory {
                 )));
             }
             let (live, copies) = (params::views(params), params::views(model_copies));
-            let given = if copies.is_empty() {
-                std::ptr::null()
-            } else {
-                copies.as_ptr()
-            };
+            let given = if copies.is_empty() { std::ptr::null() } else { copies.as_ptr() };
             self.inner.call(|api, raw| unsafe {
                 (api.$set_params)(raw, live.as_ptr(), given, live.len() as u64)
             })?;

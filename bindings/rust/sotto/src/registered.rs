@@ -35,13 +35,7 @@ impl<T, M: Send + 'static> Registered<T, M> {
     pub(crate) fn new(owner: Owner<T>, memory: M, comm: &Comm) -> Registered<T, M> {
         let comm = Arc::clone(&comm.shared);
         Registered {
-            parts: Some(Box::new(Parts {
-                flight: None,
-                outer: None,
-                owner,
-                memory,
-                comm,
-            })),
+            parts: Some(Box::new(Parts { flight: None, outer: None, owner, memory, comm })),
         }
     }
 
@@ -62,10 +56,7 @@ impl<T, M: Send + 'static> Registered<T, M> {
     }
 
     pub(crate) fn in_flight(&self) -> bool {
-        self.parts()
-            .flight
-            .as_ref()
-            .map_or(false, |step| step.in_flight())
+        self.parts().flight.as_ref().map_or(false, |step| step.in_flight())
     }
 
     fn idle(&self) -> Result<()> {
@@ -111,19 +102,13 @@ impl<T, M: Send + 'static> Registered<T, M> {
         }
         let handle = Arc::new(Handle::new(api, op));
         parts.flight = Some(Arc::clone(&handle));
-        Ok(Step {
-            flight: Flight::new(handle),
-            _borrowed: std::marker::PhantomData,
-        })
+        Ok(Step { flight: Flight::new(handle), _borrowed: std::marker::PhantomData })
     }
 
     /// The step in flight once more, after a replay.
     pub(crate) fn again(&mut self, handle: Arc<Handle>) -> Step<'_> {
         self.parts_mut().flight = Some(Arc::clone(&handle));
-        Step {
-            flight: Flight::new(handle),
-            _borrowed: std::marker::PhantomData,
-        }
+        Step { flight: Flight::new(handle), _borrowed: std::marker::PhantomData }
     }
 
     /// Waits for a step in flight, at most its deadline, and destroys the handle.

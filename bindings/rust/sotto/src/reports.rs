@@ -41,17 +41,15 @@ pub fn config_report(json: &str, world_size: u32, n_params: u64) -> Result<Strin
 pub fn config_resolve(json: &str, values: Option<&str>) -> Result<String> {
     let (api, json) = (library::api()?, c_text("json", json)?);
     let values = values.map(|values| c_text("values", values)).transpose()?;
-    let values = values
-        .as_ref()
-        .map_or(std::ptr::null(), |values| values.as_ptr());
+    let values = values.as_ref().map_or(std::ptr::null(), |values| values.as_ptr());
     library::report(api, |buf, cap, len| unsafe {
         (api.sotto_config_resolve)(json.as_ptr(), values, buf, cap, len)
     })
 }
 
 /// What outer steps would cost on a link, as JSON. `json`: `{"params": 1e8, "ranks": 8,
-/// "bandwidth_mbit": 100, "step_ms": 50}` and the other keys of `sotto_predict_report`. It measures:
-/// seconds. Errors: `InvalidArgument` (names the key).
+/// "bandwidth_mbit": 100, "step_ms": 50}` and the other keys of `sotto_predict_report`. It
+/// measures: seconds. Errors: `InvalidArgument` (names the key).
 pub fn predict_report(json: &str) -> Result<String> {
     let (api, json) = (library::api()?, c_text("json", json)?);
     library::report(api, |buf, cap, len| unsafe {

@@ -36,10 +36,7 @@ unsafe impl Send for Tensor {}
 unsafe impl Sync for Tensor {}
 
 unsafe fn free<T>(data: *mut c_void, count: usize) {
-    drop(Box::from_raw(slice_from_raw_parts_mut(
-        data.cast::<T>(),
-        count,
-    )));
+    drop(Box::from_raw(slice_from_raw_parts_mut(data.cast::<T>(), count)));
 }
 
 impl<T: Element> From<Vec<T>> for Tensor {
@@ -66,11 +63,7 @@ impl Tensor {
             device_type: sys::SOTTO_DEVICE_CPU,
             ..Default::default()
         };
-        Tensor {
-            view,
-            dtype: Some(dtype),
-            free: None,
-        }
+        Tensor { view, dtype: Some(dtype), free: None }
     }
 
     /// Memory that somebody else owns, in place of a borrow.
@@ -123,9 +116,7 @@ impl Tensor {
 
     fn check<T: Element>(&self) -> Result<()> {
         if self.view.device_type == sys::SOTTO_DEVICE_CUDA {
-            return Err(Error::argument(
-                "the tensor is in device memory, which has no slice",
-            ));
+            return Err(Error::argument("the tensor is in device memory, which has no slice"));
         }
         if self.dtype != Some(T::DTYPE) {
             return Err(Error::argument(match self.dtype {
@@ -177,11 +168,6 @@ impl Drop for Tensor {
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let how = if self.free.is_some() { "owned" } else { "lent" };
-        write!(
-            f,
-            "Tensor({how}, {} of dtype {:#x})",
-            self.len(),
-            self.view.dtype
-        )
+        write!(f, "Tensor({how}, {} of dtype {:#x})", self.len(), self.view.dtype)
     }
 }

@@ -23,39 +23,18 @@ fn status<T>(result: Result<T, Error>) -> Status {
 fn every_collective_has_its_result() {
     ranks(3, |comm| {
         let r = comm.rank() as i32;
-        assert_eq!(
-            comm.all_reduce(vec![r, 10], ()).unwrap().wait().unwrap(),
-            [3, 30]
-        );
+        assert_eq!(comm.all_reduce(vec![r, 10], ()).unwrap().wait().unwrap(), [3, 30]);
         let kept = Arc::new(vec![r]);
-        let (_, max) = comm
-            .all_reduce_into(Arc::clone(&kept), vec![0], Reduce::Max)
-            .unwrap()
-            .wait()
-            .unwrap();
+        let (_, max) =
+            comm.all_reduce_into(Arc::clone(&kept), vec![0], Reduce::Max).unwrap().wait().unwrap();
         assert_eq!((max, kept), (vec![2], Arc::new(vec![r])));
-        assert_eq!(
-            comm.broadcast([r; 4], 1, ()).unwrap().wait().unwrap(),
-            [1; 4]
-        );
-        let (_, all) = comm
-            .all_gather([r], vec![9; 3], ())
-            .unwrap()
-            .wait()
-            .unwrap();
+        assert_eq!(comm.broadcast([r; 4], 1, ()).unwrap().wait().unwrap(), [1; 4]);
+        let (_, all) = comm.all_gather([r], vec![9; 3], ()).unwrap().wait().unwrap();
         assert_eq!(all, [0, 1, 2]);
-        let (_, part) = comm
-            .reduce_scatter(vec![1, 2, 3], vec![0], ())
-            .unwrap()
-            .wait()
-            .unwrap();
+        let (_, part) = comm.reduce_scatter(vec![1, 2, 3], vec![0], ()).unwrap().wait().unwrap();
         assert_eq!(part, [3 * (r + 1)]);
         let root = (r == 2).then(|| vec![0]);
-        let (_, sum) = comm
-            .reduce([r + 1], root, 2, Reduce::Prod)
-            .unwrap()
-            .wait()
-            .unwrap();
+        let (_, sum) = comm.reduce([r + 1], root, 2, Reduce::Prod).unwrap().wait().unwrap();
         assert_eq!(sum, (r == 2).then(|| vec![6]));
         let root = (r == 0).then(|| vec![0; 3]);
         let (_, all) = comm.gather([r], root, 0, ()).unwrap().wait().unwrap();
@@ -63,11 +42,7 @@ fn every_collective_has_its_result() {
         let root = (r == 1).then(|| vec![5, 6, 7]);
         let (_, part) = comm.scatter(root, [0], 1, ()).unwrap().wait().unwrap();
         assert_eq!(part, [5 + r]);
-        let (_, out) = comm
-            .all_to_all(vec![r; 3], vec![9; 3], ())
-            .unwrap()
-            .wait()
-            .unwrap();
+        let (_, out) = comm.all_to_all(vec![r; 3], vec![9; 3], ()).unwrap().wait().unwrap();
         assert_eq!(out, [0, 1, 2]);
         comm.barrier(()).unwrap().wait().unwrap();
         comm.close().unwrap();
@@ -80,22 +55,13 @@ fn what_is_read_may_be_a_part_of_what_is_written() {
         let r = comm.rank() as u16;
         let mine = |values: [u16; 4]| vec![values.to_vec(), vec![]];
         let run = |collective: Collective<Vec<Vec<u16>>>| {
-            comm.start(collective, ())
-                .unwrap()
-                .wait()
-                .unwrap()
-                .remove(0)
+            comm.start(collective, ()).unwrap().wait().unwrap().remove(0)
         };
         let all = run(Collective::all_gather_in_place(mine([r, r + 1, r, r + 2])));
         assert_eq!(all, [0, 1, 1, 3]);
         let part = run(Collective::reduce_scatter_in_place(mine([1, 2, 3, 4])));
         assert_eq!(part[2 * r as usize..][..2], [[2, 4], [6, 8]][r as usize]);
-        let turned = run(Collective::all_to_all_in_place(mine([
-            r,
-            r,
-            r + 10,
-            r + 10,
-        ])));
+        let turned = run(Collective::all_to_all_in_place(mine([r, r, r + 10, r + 10])));
         assert_eq!(turned, [[0, 0, 1, 1], [10, 10, 11, 11]][r as usize]);
         let sum = run(Collective::reduce_in_place(mine([1, 2, 3, r]), 1).unwrap());
         assert_eq!(sum[..3], [[1, 2, 3], [2, 4, 6]][r as usize]);
@@ -108,11 +74,7 @@ fn parts_may_have_different_counts() {
         let r = comm.rank() as usize;
         let counts = || vec![Parts::from(vec![1, 2])];
         let mine = vec![r as u8; r + 1];
-        let (_, all) = comm
-            .all_gather_v(mine, vec![9u8; 3], counts(), ())
-            .unwrap()
-            .wait()
-            .unwrap();
+        let (_, all) = comm.all_gather_v(mine, vec![9u8; 3], counts(), ()).unwrap().wait().unwrap();
         assert_eq!(all, [0, 1, 1]);
         let (_, part) = comm
             .reduce_scatter_v(vec![1u16, 2, 3], vec![0u16; r + 1], counts(), ())
@@ -120,10 +82,7 @@ fn parts_may_have_different_counts() {
             .wait()
             .unwrap();
         assert_eq!(part, [vec![2], vec![4, 6]][r]);
-        let apart = Parts {
-            counts: vec![1, 1],
-            offsets: Some(vec![2, 0]),
-        };
+        let apart = Parts { counts: vec![1, 1], offsets: Some(vec![2, 0]) };
         let (_, out) = comm
             .all_to_all_v(
                 vec![r as i64, 7, r as i64 + 10],
@@ -151,15 +110,9 @@ fn several_buffers_of_any_types_are_one_operation() {
         assert_eq!(ints, [vec![2, 4], vec![]]);
         assert_eq!(double.into_vec::<f64>().unwrap(), [3.0]);
         assert_eq!(half, [F16(0x4000)]);
-        let brain = comm
-            .all_reduce(vec![Bf16(0x3f80); 3], ())
-            .unwrap()
-            .wait()
-            .unwrap();
+        let brain = comm.all_reduce(vec![Bf16(0x3f80); 3], ()).unwrap().wait().unwrap();
         assert_eq!(brain, [Bf16(0x4000); 3]);
-        let words = comm
-            .all_reduce(vec![1u32 << comm.rank()], Reduce::BitOr)
-            .unwrap();
+        let words = comm.all_reduce(vec![1u32 << comm.rank()], Reduce::BitOr).unwrap();
         assert_eq!(words.wait().unwrap(), [3]);
     });
 }
@@ -178,18 +131,10 @@ fn groups_start_together_and_give_their_buffers_back() {
     ranks(2, |comm| {
         let peer = 1 - comm.rank();
         let mut group = comm.group().unwrap();
-        let sent = group
-            .add(Collective::send(vec![comm.rank()], peer).unwrap(), ())
-            .unwrap();
-        let received = group
-            .add(Collective::recv(vec![9u32], peer).unwrap(), ())
-            .unwrap();
+        let sent = group.add(Collective::send(vec![comm.rank()], peer).unwrap(), ()).unwrap();
+        let received = group.add(Collective::recv(vec![9u32], peer).unwrap(), ()).unwrap();
         let inside = status(comm.barrier(()));
-        assert_eq!(
-            inside,
-            Status::InvalidState,
-            "on this thread it would wait for itself"
-        );
+        assert_eq!(inside, Status::InvalidState, "on this thread it would wait for itself");
         let mut kept = group.start(()).unwrap().wait().unwrap();
         assert_eq!(kept.take(received).unwrap(), [peer]);
         assert_eq!(kept.take(sent).unwrap(), [comm.rank()]);
@@ -198,19 +143,9 @@ fn groups_start_together_and_give_their_buffers_back() {
         let mut group = comm.group().unwrap();
         let wrong = Collective::all_reduce_into(vec![vec![1.0f32]; 2], vec![0.0f32]);
         let error = group.add(wrong, ()).unwrap_err();
-        assert_eq!(
-            error.text,
-            "input has 2 buffers and output 1; they have to be as many"
-        );
+        assert_eq!(error.text, "input has 2 buffers and output 1; they have to be as many");
         assert_eq!(group.start(()).unwrap_err(), error);
-        assert!(kept
-            .take(
-                comm.group()
-                    .unwrap()
-                    .add(Collective::barrier(), ())
-                    .unwrap()
-            )
-            .is_none());
+        assert!(kept.take(comm.group().unwrap().add(Collective::barrier(), ()).unwrap()).is_none());
         comm.barrier(()).unwrap().wait().unwrap();
     });
 }
@@ -263,10 +198,7 @@ fn waits_for_one_and_for_all() {
         assert_eq!(wait_any(&[&first], None).unwrap(), Some(0));
         assert!(wait_all(&[&first, &second], None).unwrap());
         assert!(first.stats().unwrap().end_ns > 0);
-        assert_eq!(
-            (first.wait().unwrap(), second.wait().unwrap()),
-            ([1], vec![2])
-        );
+        assert_eq!((first.wait().unwrap(), second.wait().unwrap()), ([1], vec![2]));
     });
     assert_eq!(status(wait_any(&[], None)), Status::InvalidArgument);
     assert!(wait_all(&[], None).unwrap());
@@ -282,20 +214,12 @@ fn done_runs_once_and_a_panic_of_it_stays_there() {
         counted.fetch_add(1, Ordering::SeqCst);
     });
     comm.all_reduce(vec![1.0f32], call).unwrap().wait().unwrap();
-    let call = Call::new()
-        .done_on_any_thread()
-        .on_done(|_| panic!("in a callback, on purpose"));
+    let call = Call::new().done_on_any_thread().on_done(|_| panic!("in a callback, on purpose"));
     comm.all_reduce(vec![1.0f32], call).unwrap().wait().unwrap();
     let counted = Arc::clone(&count);
-    let call = Call::new()
-        .codec_is_refused()
-        .on_done(move |_| drop(counted));
+    let call = Call::new().codec_is_refused().on_done(move |_| drop(counted));
     assert_eq!(status(comm.barrier(call)), Status::InvalidArgument);
-    assert_eq!(
-        Arc::strong_count(&count),
-        1,
-        "what was never called is dropped"
-    );
+    assert_eq!(Arc::strong_count(&count), 1, "what was never called is dropped");
     assert_eq!(count.load(Ordering::SeqCst), 1);
 }
 
@@ -333,8 +257,7 @@ fn bad_input_is_told() {
         comm.all_reduce_into([1.0f32; 2], [0.0f32], ()).unwrap_err(),
         comm.all_reduce([1.0f32], Reduce::BitOr).unwrap_err(),
         comm.all_gather_v([1u8], [0u8], vec![], ()).unwrap_err(),
-        comm.all_gather_v([1u8], [0u8], vec![vec![1, 2].into()], ())
-            .unwrap_err(),
+        comm.all_gather_v([1u8], [0u8], vec![vec![1, 2].into()], ()).unwrap_err(),
         comm.abort("a\0b").unwrap_err(),
         comm.report("no such kind").unwrap_err(),
         comm.plan(r#"{"kind": "all_reduce", "x": 1}"#).unwrap_err(),
@@ -361,25 +284,14 @@ fn an_all_gather_of_the_callers_sets_a_comm_up() {
     let options = CommOptions::default().ranks(0, 1).all_gather(gather);
     assert_eq!(Comm::new(&context(), options).unwrap().size(), 1);
     let without = CommOptions::default().all_gather(gather);
-    assert_eq!(
-        status(Comm::new(&context(), without)),
-        Status::InvalidArgument
-    );
-    let error = Error {
-        status: Status::Transport,
-        text: "the caller's own".into(),
-    };
+    assert_eq!(status(Comm::new(&context(), without)), Status::InvalidArgument);
+    let error = Error { status: Status::Transport, text: "the caller's own".into() };
     let given = error.clone();
-    let options = CommOptions::default()
-        .ranks(0, 2)
-        .all_gather(move |_, _| Err(given.clone()));
+    let options = CommOptions::default().ranks(0, 2).all_gather(move |_, _| Err(given.clone()));
     assert_eq!(Comm::new(&context(), options).unwrap_err(), error);
-    let options = CommOptions::default()
-        .ranks(0, 2)
-        .all_gather(|_, _| panic!("on purpose"));
-    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        Comm::new(&context(), options)
-    }));
+    let options = CommOptions::default().ranks(0, 2).all_gather(|_, _| panic!("on purpose"));
+    let panicked =
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| Comm::new(&context(), options)));
     assert_eq!(panicked.unwrap_err().downcast_ref(), Some(&"on purpose"));
 }
 
@@ -389,15 +301,9 @@ fn splits_reports_and_aborts() {
         let color = (comm.rank() != 1).then_some(0);
         let part = comm.split(color, -(comm.rank() as i32)).unwrap();
         let found = part.as_ref().map(|part| (part.rank(), part.size()));
-        assert_eq!(
-            found,
-            [Some((1, 2)), None, Some((0, 2))][comm.rank() as usize]
-        );
+        assert_eq!(found, [Some((1, 2)), None, Some((0, 2))][comm.rank() as usize]);
         assert!(comm.report("all").unwrap().starts_with('{'));
-        assert!(comm
-            .plan(r#"{"kind": "barrier"}"#)
-            .unwrap()
-            .contains("payload"));
+        assert!(comm.plan(r#"{"kind": "barrier"}"#).unwrap().contains("payload"));
         comm.barrier(()).unwrap().wait().unwrap();
         if comm.rank() == 0 {
             comm.abort("enough").unwrap();
@@ -415,10 +321,7 @@ fn splits_reports_and_aborts() {
             (Status::Aborted, Status::Aborted)
         );
         assert!(error.text.contains("enough"), "{error}");
-        assert!(
-            op.into_buffers().is_ok(),
-            "an operation that has failed gives them back too"
-        );
+        assert!(op.into_buffers().is_ok(), "an operation that has failed gives them back too");
     });
 }
 
@@ -426,18 +329,9 @@ fn splits_reports_and_aborts() {
 fn reports_need_no_group() {
     let config = r#"{"optimizer": {"type": "Adam", "params": {"lr": "auto"}}}"#;
     let values = r#"{"optimizer.params.lr": 0.5}"#;
-    assert!(sotto::config_resolve(config, Some(values))
-        .unwrap()
-        .contains("0.5"));
-    assert!(sotto::config_resolve(config, None)
-        .unwrap()
-        .contains("auto"));
-    assert!(
-        sotto::config_report(r#"{"optimizer": {"type": "Lamb"}}"#, 4, 10)
-            .unwrap()
-            .len()
-            > 10
-    );
+    assert!(sotto::config_resolve(config, Some(values)).unwrap().contains("0.5"));
+    assert!(sotto::config_resolve(config, None).unwrap().contains("auto"));
+    assert!(sotto::config_report(r#"{"optimizer": {"type": "Lamb"}}"#, 4, 10).unwrap().len() > 10);
     let asked = r#"{"params": 1000, "ranks": 2, "bandwidth_mbit": 100, "step_ms": 1}"#;
     assert!(sotto::predict_report(asked).unwrap().contains("co2"));
     assert!(sotto::build_info().unwrap().contains("tcp"));

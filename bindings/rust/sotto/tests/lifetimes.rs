@@ -23,13 +23,7 @@ struct Told {
 impl Told {
     fn new(memory: Vec<u8>) -> (Told, Arc<AtomicBool>) {
         let freed = Arc::new(AtomicBool::new(false));
-        (
-            Told {
-                memory,
-                freed: Arc::clone(&freed),
-            },
-            freed,
-        )
+        (Told { memory, freed: Arc::clone(&freed) }, freed)
     }
 }
 
@@ -61,10 +55,7 @@ fn with_a_receive(body: impl Fn(Op<Told>, &AtomicBool) + Sync) {
         }
         let (told, freed) = Told::new(vec![0u8; 1000]);
         body(comm.recv(told, 1, ()).unwrap(), &freed);
-        assert!(
-            !freed.load(Ordering::SeqCst),
-            "the library may still write it"
-        );
+        assert!(!freed.load(Ordering::SeqCst), "the library may still write it");
         comm.send([0u8], 1, ()).unwrap().wait().unwrap();
         let begin = Instant::now();
         while !freed.load(Ordering::SeqCst) && begin.elapsed() < LIMIT {
@@ -80,10 +71,7 @@ fn buffers_of_a_dropped_operation_live_until_it_has_ended() {
     with_a_receive(|op, _| {
         let begin = Instant::now();
         drop(op);
-        assert!(
-            begin.elapsed() < LIMIT / 2,
-            "dropping does not wait for the operation"
-        );
+        assert!(begin.elapsed() < LIMIT / 2, "dropping does not wait for the operation");
     });
 }
 
@@ -175,10 +163,7 @@ fn a_comm_may_be_used_and_dropped_by_any_thread() {
             let comm = Arc::clone(&comm);
             scope.spawn(move || {
                 for _ in 0..100 {
-                    comm.all_reduce(vec![1.0f32; 50], ())
-                        .unwrap()
-                        .wait()
-                        .unwrap();
+                    comm.all_reduce(vec![1.0f32; 50], ()).unwrap().wait().unwrap();
                     comm.counters().unwrap();
                 }
             });
@@ -186,7 +171,5 @@ fn a_comm_may_be_used_and_dropped_by_any_thread() {
     });
     assert_eq!(comm.counters().unwrap().ops_completed, 400);
     let op = comm.all_reduce(vec![1.0f32; 50], ()).unwrap();
-    std::thread::spawn(move || op.wait().unwrap())
-        .join()
-        .unwrap();
+    std::thread::spawn(move || op.wait().unwrap()).join().unwrap();
 }

@@ -40,10 +40,7 @@ fn handle_interrupts() {
 #[test]
 #[ignore = "a process of the other tests"]
 fn child() {
-    match std::env::var("RUST_TESTS_CHILD")
-        .unwrap_or_default()
-        .as_str()
-    {
+    match std::env::var("RUST_TESTS_CHILD").unwrap_or_default().as_str() {
         "load" => println!("{:?}", sotto::library_version()),
         "cycles" => cycles_leave_nothing_behind(),
         "forks" => forks(),
@@ -71,11 +68,8 @@ mod loading {
         std::fs::create_dir_all(&folder).unwrap();
         let (c, library) = (folder.join("stub.c"), folder.join("libstub.so"));
         std::fs::write(&c, source).unwrap();
-        let run = Command::new("cc")
-            .args(["-shared", "-fPIC", "-o"])
-            .arg(&library)
-            .arg(&c)
-            .status();
+        let run =
+            Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&c).status();
         match run {
             Ok(status) if status.success() => Some(library),
             other => {
@@ -88,12 +82,7 @@ mod loading {
     /// What a process says that loads this library.
     fn load(library: Option<PathBuf>) -> Option<String> {
         let library = library?;
-        let said = text(
-            &program("load")
-                .env("SOTTO_LIBRARY", &library)
-                .output()
-                .unwrap(),
-        );
+        let said = text(&program("load").env("SOTTO_LIBRARY", &library).output().unwrap());
         if let Some(folder) = library.parent().filter(|_| library.ends_with("libstub.so")) {
             std::fs::remove_dir_all(folder).unwrap();
         }
@@ -109,9 +98,8 @@ mod loading {
 
     #[test]
     fn another_abi_is_refused_with_both_numbers() {
-        for (i, (version, shown)) in [("1 << 16 | 1", "1.1"), ("0", "0.0"), ("1", "0.1")]
-            .into_iter()
-            .enumerate()
+        for (i, (version, shown)) in
+            [("1 << 16 | 1", "1.1"), ("0", "0.0"), ("1", "0.1")].into_iter().enumerate()
         {
             let source = format!("unsigned sotto_abi_version(void) {{ return {version}; }}");
             expect(
@@ -153,20 +141,14 @@ mod loading {
 
     #[test]
     fn without_any_library_the_error_lists_where_it_was_looked_for() {
-        let run = program("load")
-            .env_remove("SOTTO_LIBRARY")
-            .env_remove("LD_LIBRARY_PATH")
-            .output();
+        let run =
+            program("load").env_remove("SOTTO_LIBRARY").env_remove("LD_LIBRARY_PATH").output();
         let said = text(&run.unwrap());
         if said.contains("Ok(") {
             println!("left out: libsotto is installed in the system");
             return;
         }
-        for place in [
-            "SOTTO_LIBRARY names (not set)",
-            "../lib/libsotto.so.0",
-            "loader looks",
-        ] {
+        for place in ["SOTTO_LIBRARY names (not set)", "../lib/libsotto.so.0", "loader looks"] {
             assert!(said.contains(place), "{said}");
         }
     }
@@ -202,14 +184,7 @@ fn a_buffer_that_is_too_small_is_left_alone() {
     let json = b"{\"optimizer\": {\"type\": \"Adam\"}}\0".as_ptr();
     let (mut buffer, mut length) = ([b'x'; 10], 0);
     let mut ask = |cap| unsafe {
-        (api.sotto_config_report)(
-            json.cast(),
-            0,
-            0,
-            buffer.as_mut_ptr().cast(),
-            cap,
-            &mut length,
-        )
+        (api.sotto_config_report)(json.cast(), 0, 0, buffer.as_mut_ptr().cast(), cap, &mut length)
     };
     assert_eq!(ask(10), sys::SOTTO_OK);
     assert!(length > 10);
@@ -226,10 +201,7 @@ fn resident_kib() -> i64 {
 fn cycles(n: u32, comm: &Comm) {
     for _ in 0..n {
         let codec = Codec::new(comm, r#"{"type": "onebit"}"#, &[4096]).unwrap();
-        comm.all_reduce(vec![0.0f32; 4096], &codec)
-            .unwrap()
-            .wait()
-            .unwrap();
+        comm.all_reduce(vec![0.0f32; 4096], &codec).unwrap().wait().unwrap();
         drop(comm.all_reduce(vec![0.0f32; 4096], ()).unwrap());
         comm.split(Some(0), 0).unwrap().unwrap().close().unwrap();
         let param = Param::new(vec![0.0f32; 4096], vec![0.0f32; 4096]);
@@ -272,10 +244,7 @@ fn forks() {
     let pid = unsafe { fork() };
     if pid == 0 {
         let told = [comm.barrier(()).err(), op.wait().err()];
-        let right = told
-            .iter()
-            .flatten()
-            .all(|error| error.status == Status::InvalidState);
+        let right = told.iter().flatten().all(|error| error.status == Status::InvalidState);
         drop(comm);
         unsafe { _exit(i32::from(!right || told.iter().any(Option::is_none))) };
     }
@@ -300,17 +269,10 @@ fn dies() -> Result<()> {
     if comm.rank() == 1 {
         unsafe { _exit(3) };
     }
-    let error = comm
-        .all_reduce(vec![0.0f32; 10], ())
-        .and_then(|op| op.wait())
-        .unwrap_err();
+    let error = comm.all_reduce(vec![0.0f32; 10], ()).and_then(|op| op.wait()).unwrap_err();
     println!("lost: {error}");
     let again = comm.barrier(()).and_then(|op| op.wait()).unwrap_err();
-    println!(
-        "still lost: {:?} {:?}",
-        again.status,
-        comm.error().map(|error| error.status)
-    );
+    println!("still lost: {:?} {:?}", again.status, comm.error().map(|error| error.status));
     drop(comm);
     Ok(())
 }
@@ -319,21 +281,14 @@ fn dies() -> Result<()> {
 fn a_rank_that_dies_is_named() {
     let said = text(&launched(3, "dies"));
     assert_eq!(said.matches("lost: PEER_LOST: ").count(), 2, "{said}");
-    assert_eq!(
-        said.matches("still lost: PeerLost Some(PeerLost)").count(),
-        2,
-        "{said}"
-    );
+    assert_eq!(said.matches("still lost: PeerLost Some(PeerLost)").count(), 2, "{said}");
     assert!(
         said.lines()
             .filter(|line| line.contains("PEER_LOST"))
             .all(|line| { line.contains("rank 1") }),
         "{said}"
     );
-    assert!(
-        said.contains("rank 1 failed first, with exit code 3"),
-        "{said}"
-    );
+    assert!(said.contains("rank 1 failed first, with exit code 3"), "{said}");
 }
 
 fn ends_early() -> Result<()> {
@@ -388,35 +343,22 @@ fn meets() {
     handle_interrupts();
     let work = || {
         let context = context();
-        let options = CommOptions::default()
-            .ranks(0, 2)
-            .id(context.unique_id()?)
-            .timeout(LIMIT);
+        let options = CommOptions::default().ranks(0, 2).id(context.unique_id()?).timeout(LIMIT);
         Comm::new(&context, options)
     };
     println!("waiting");
-    println!(
-        "interrupted, then {:?}",
-        sotto::interruptible(work, interrupted)
-    );
+    println!("interrupted, then {:?}", sotto::interruptible(work, interrupted));
     assert_eq!(sotto::interruptible(|| 5, || true), Some(5));
 }
 
 /// Interrupts a process once it waits; its exit status, with what it said then.
 fn interrupt(name: &str) -> (std::process::ExitStatus, String) {
-    let mut process = program(name)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut process = program(name).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut out = BufReader::new(process.stdout.take().unwrap());
     let mut line = String::new();
     while !line.contains("waiting") {
         line.clear();
-        assert!(
-            out.read_line(&mut line).unwrap() > 0,
-            "{name}: it ended before it waited"
-        );
+        assert!(out.read_line(&mut line).unwrap() > 0, "{name}: it ended before it waited");
     }
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(unsafe { kill(process.id() as i32, SIGINT) }, 0);
@@ -428,15 +370,9 @@ fn interrupt(name: &str) -> (std::process::ExitStatus, String) {
 #[test]
 fn an_interrupt_gets_through_a_wait() {
     let (status, said) = interrupt("receives");
-    assert!(
-        status.success() && said.contains("interrupted, then [7]"),
-        "{status} {said}"
-    );
+    assert!(status.success() && said.contains("interrupted, then [7]"), "{status} {said}");
     let (status, said) = interrupt("meets");
-    assert!(
-        status.success() && said.contains("interrupted, then None"),
-        "{status} {said}"
-    );
+    assert!(status.success() && said.contains("interrupted, then None"), "{status} {said}");
 }
 
 #[test]

@@ -49,10 +49,7 @@ fn a_step_averages_and_updates() {
         assert_eq!(optimizer.param(0).unwrap(), before);
         let tensors = optimizer.into_params().unwrap();
         comm.close().unwrap();
-        tensors
-            .into_iter()
-            .map(|tensor| tensor.into_vec::<f32>().unwrap())
-            .collect::<Vec<_>>()
+        tensors.into_iter().map(|tensor| tensor.into_vec::<f32>().unwrap()).collect::<Vec<_>>()
     });
     assert_eq!(params[0], params[1]);
 }
@@ -66,25 +63,15 @@ fn halves_copies_masks_and_other_places() {
     let mut optimizer = Optimizer::new(&comm, ADAM, vec![param]).unwrap();
     optimizer.step(()).unwrap().wait().unwrap();
     let param = optimizer.param(0).unwrap().to_vec();
-    assert_eq!(
-        param,
-        [0.9, 1.0, 0.9, 0.9].map(|x: f32| if x < 1.0 { param[0] } else { x })
-    );
+    assert_eq!(param, [0.9, 1.0, 0.9, 0.9].map(|x: f32| if x < 1.0 { param[0] } else { x }));
     assert_eq!(optimizer.model_copy::<F16>(0).unwrap()[1], F16(0x3c00));
     let wrong = optimizer.grad_mut::<f32>(0).unwrap_err();
     assert_eq!(wrong.text, "the tensor is of Float16, not of Float32");
-    assert_eq!(
-        optimizer.param(1).unwrap_err().text,
-        "parameter 1 of 1; allowed: 0 to 0"
-    );
+    assert_eq!(optimizer.param(1).unwrap_err().text, "parameter 1 of 1; allowed: 0 to 0");
 
     let mut grads = [Tensor::from(vec![F16(0); 4])];
     optimizer.set_grads(&mut grads).unwrap();
-    assert_eq!(
-        grads[0].as_slice::<F16>().unwrap(),
-        [F16(0x3c00); 4],
-        "the former ones"
-    );
+    assert_eq!(grads[0].as_slice::<F16>().unwrap(), [F16(0x3c00); 4], "the former ones");
     let mut params = [Tensor::from(vec![5.0f32; 4])];
     let mut copies = [Tensor::from(vec![F16(0); 4])];
     optimizer.set_params(&mut params, &mut copies).unwrap();
@@ -104,10 +91,7 @@ fn accumulated_gradients_are_averaged() {
     let (mut one, mut two) = (adam(&comm), adam(&comm));
     step(&mut one, 2.0);
     for gradient in [1.0, 3.0] {
-        two.pairs_mut::<f32>()
-            .unwrap()
-            .into_iter()
-            .for_each(|(_, grad)| grad.fill(gradient));
+        two.pairs_mut::<f32>().unwrap().into_iter().for_each(|(_, grad)| grad.fill(gradient));
         if gradient == 1.0 {
             two.accumulate(()).unwrap().wait().unwrap();
             assert_eq!(two.info().unwrap().micro_batches, 1);
@@ -135,12 +119,7 @@ fn state_goes_on_bit_for_bit() {
     let mut optimizer = adam(&comm);
     step(&mut optimizer, 1.0);
     optimizer.set_user_state(b"position").unwrap();
-    for mode in [
-        StateMode::Exact,
-        StateMode::Common,
-        StateMode::Mean,
-        StateMode::Reset,
-    ] {
+    for mode in [StateMode::Exact, StateMode::Common, StateMode::Mean, StateMode::Reset] {
         let state = optimizer.export_state(mode).unwrap();
         let mut streamed = Vec::new();
         optimizer.write_state(mode, &mut streamed).unwrap();
@@ -156,9 +135,7 @@ fn state_goes_on_bit_for_bit() {
         step(&mut third, 2.0);
         assert_eq!(other.param(1).unwrap(), third.param(1).unwrap());
     }
-    let error = optimizer
-        .import_state(StateMode::Exact, b"no state")
-        .unwrap_err();
+    let error = optimizer.import_state(StateMode::Exact, b"no state").unwrap_err();
     assert_eq!(error.status, Status::InvalidArgument);
 }
 
@@ -175,10 +152,7 @@ impl Write for Broken {
             return Ok(data.len());
         }
         assert!(!self.panics, "the disk panics");
-        Err(std::io::Error::new(
-            std::io::ErrorKind::Other,
-            "the disk is full",
-        ))
+        Err(std::io::Error::new(std::io::ErrorKind::Other, "the disk is full"))
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
@@ -191,28 +165,15 @@ fn a_writer_may_fail_or_panic() {
     let comm = alone();
     let params = vec![Param::new(vec![1.0f32; 300_000], vec![0.0f32; 300_000])];
     let mut optimizer = Optimizer::new(&comm, ADAM, params).unwrap();
-    let mut broken = Broken {
-        parts: 0,
-        panics: false,
-    };
-    let error = optimizer
-        .write_state(StateMode::Exact, &mut broken)
-        .unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "CANCELLED: write failed: the disk is full"
-    );
-    broken = Broken {
-        parts: 0,
-        panics: true,
-    };
+    let mut broken = Broken { parts: 0, panics: false };
+    let error = optimizer.write_state(StateMode::Exact, &mut broken).unwrap_err();
+    assert_eq!(error.to_string(), "CANCELLED: write failed: the disk is full");
+    broken = Broken { parts: 0, panics: true };
     let write = || optimizer.write_state(StateMode::Exact, &mut broken);
     let panic = catch_unwind(AssertUnwindSafe(write)).unwrap_err();
     assert_eq!(panic.downcast_ref(), Some(&"the disk panics"));
     step(&mut optimizer, 1.0);
-    let empty = optimizer
-        .read_state(StateMode::Exact, &mut Cursor::new([]))
-        .unwrap_err();
+    let empty = optimizer.read_state(StateMode::Exact, &mut Cursor::new([])).unwrap_err();
     assert_eq!(empty.status, Status::InvalidArgument);
 }
 
@@ -232,9 +193,7 @@ fn arrays_of_a_checkpoint_are_imported() {
     ];
     optimizer.import_arrays(&arrays).unwrap();
     assert_eq!(optimizer.info().unwrap().step, 7);
-    let error = optimizer
-        .import_arrays(&[("weights/exp_avh", &moment)])
-        .unwrap_err();
+    let error = optimizer.import_arrays(&[("weights/exp_avh", &moment)]).unwrap_err();
     assert!(error.text.contains("exp_avh"), "{error}");
 }
 
@@ -254,10 +213,7 @@ fn a_step_that_is_forgotten_keeps_its_memory() {
         }
         std::mem::forget(optimizer.step(()).unwrap());
         assert_eq!(optimizer.param(0).unwrap_err().status, Status::Busy);
-        assert_eq!(
-            optimizer.grad_mut::<f32>(0).unwrap_err().status,
-            Status::Busy
-        );
+        assert_eq!(optimizer.grad_mut::<f32>(0).unwrap_err().status, Status::Busy);
         assert_eq!(optimizer.step(()).unwrap_err().status, Status::Busy);
         wait_for_the_other.barrier(()).unwrap().wait().unwrap();
         while optimizer.param(0).is_err() {
@@ -266,10 +222,7 @@ fn a_step_that_is_forgotten_keeps_its_memory() {
         std::mem::forget(optimizer.step(()).unwrap());
         let begin = Instant::now();
         drop(optimizer);
-        assert!(
-            begin.elapsed() < common::LIMIT / 2,
-            "dropping does not wait for the step"
-        );
+        assert!(begin.elapsed() < common::LIMIT / 2, "dropping does not wait for the step");
         assert!(sotto::left_behind() > 0);
         wait_for_the_other.barrier(()).unwrap().wait().unwrap();
     });
@@ -282,34 +235,15 @@ fn bad_configurations_name_their_key() {
     let param = || vec![Param::new(vec![1.0f32; 4], vec![0.0f32; 4])];
     let json = r#"{"optimizer": {"type": "Adam", "params": {"lrr": 1}}}"#;
     let error = Optimizer::new(&comm, json, param()).unwrap_err();
-    assert!(
-        error.status == Status::InvalidArgument && error.text.contains("lrr"),
-        "{error}"
-    );
+    assert!(error.status == Status::InvalidArgument && error.text.contains("lrr"), "{error}");
     let short = vec![Param::new(vec![1.0f32; 4], vec![0.0f32; 3])];
     let error = Optimizer::new(&comm, ADAM, short).unwrap_err();
-    assert_eq!(
-        error.text,
-        "params[0].grad has 3 elements, its parameter has 4"
-    );
+    assert_eq!(error.text, "params[0].grad has 3 elements, its parameter has 4");
     let mut optimizer = Optimizer::new(&comm, ADAM, param()).unwrap();
-    assert_eq!(
-        optimizer.outer().err().unwrap().status,
-        Status::InvalidState
-    );
-    assert_eq!(
-        optimizer.set("speed", None, 1.0).unwrap_err().status,
-        Status::InvalidArgument
-    );
-    assert_eq!(
-        optimizer.set_frozen(&[]).unwrap_err().status,
-        Status::InvalidArgument
-    );
-    let error = Outer::new(
-        &comm,
-        r#"{"preset": "co3"}"#,
-        vec![Param::live(vec![1.0f32])],
-    );
+    assert_eq!(optimizer.outer().err().unwrap().status, Status::InvalidState);
+    assert_eq!(optimizer.set("speed", None, 1.0).unwrap_err().status, Status::InvalidArgument);
+    assert_eq!(optimizer.set_frozen(&[]).unwrap_err().status, Status::InvalidArgument);
+    let error = Outer::new(&comm, r#"{"preset": "co3"}"#, vec![Param::live(vec![1.0f32])]);
     assert!(error.unwrap_err().text.contains("co3"));
     let error = Overlap::new(&comm, r#"{"bucket": 1}"#, vec![vec![1.0f32].into()]).unwrap_err();
     assert!(error.text.contains("bucket"), "{error}");
@@ -322,11 +256,7 @@ fn outer_steps_average_what_local_steps_change() {
         let mut outer = Outer::new(&comm, json, vec![Param::live(vec![0.0f32; 50])]).unwrap();
         let (mut seen, mut saved) = (0, Vec::new());
         for i in 0..6 {
-            outer
-                .param_mut(0)
-                .unwrap()
-                .iter_mut()
-                .for_each(|x| *x += comm.rank() as f32);
+            outer.param_mut(0).unwrap().iter_mut().for_each(|x| *x += comm.rank() as f32);
             outer.set("loss", 1.0).unwrap();
             outer.vote(1 << comm.rank()).unwrap();
             outer.step(()).unwrap().wait().unwrap();
@@ -367,10 +297,7 @@ fn an_optimizer_may_have_outer_steps() {
         assert_eq!(outer.info().unwrap().step, 4);
         outer.swap(()).unwrap().wait().unwrap();
         outer.swap(()).unwrap().wait().unwrap();
-        assert_eq!(
-            outer.set("speed", 1.0).unwrap_err().status,
-            Status::InvalidArgument
-        );
+        assert_eq!(outer.set("speed", 1.0).unwrap_err().status, Status::InvalidArgument);
         optimizer.close().unwrap();
     });
 }
@@ -379,16 +306,9 @@ fn an_optimizer_may_have_outer_steps() {
 fn gradients_are_averaged_as_they_become_ready() {
     ranks(2, |comm| {
         let r = comm.rank() as f32;
-        let moving = Gradient::Moving {
-            count: 5,
-            dtype: Dtype::Float32,
-        };
-        let gradients = vec![
-            vec![0.0f32; 100].into(),
-            moving,
-            vec![F16(0); 3].into(),
-            vec![r; 2].into(),
-        ];
+        let moving = Gradient::Moving { count: 5, dtype: Dtype::Float32 };
+        let gradients =
+            vec![vec![0.0f32; 100].into(), moving, vec![F16(0); 3].into(), vec![r; 2].into()];
         let mut overlap = Overlap::new(&comm, r#"{"unused": "zero"}"#, gradients).unwrap();
         for round_number in 1..3 {
             let mut round = overlap.begin(()).unwrap();
@@ -399,10 +319,7 @@ fn gradients_are_averaged_as_they_become_ready() {
             round.ready(&[3]).unwrap();
             let again = round.ready_with::<f32>(0, |_| panic!("it is the library's"));
             assert_eq!(again.unwrap_err().status, Status::InvalidState);
-            assert_eq!(
-                round.ready(&[9]).unwrap_err().status,
-                Status::InvalidArgument
-            );
+            assert_eq!(round.ready(&[9]).unwrap_err().status, Status::InvalidArgument);
             assert_eq!(
                 round.ready_at(2, vec![F16(0); 3]).unwrap_err().status,
                 Status::InvalidArgument
@@ -416,19 +333,15 @@ fn gradients_are_averaged_as_they_become_ready() {
             round.wait().unwrap();
             assert_eq!(overlap.gradient_mut::<f32>(0).unwrap(), [1.0; 100]);
             assert_eq!(overlap.gradient_mut::<F16>(2).unwrap(), [F16(0); 3]);
-            assert_eq!(
-                overlap.take(1).unwrap().into_vec::<f32>().unwrap(),
-                [0.5; 5]
-            );
+            assert_eq!(overlap.take(1).unwrap().into_vec::<f32>().unwrap(), [0.5; 5]);
             assert!(overlap.gradient_mut::<f32>(1).is_err(), "it was taken");
             assert_eq!(overlap.take(0).unwrap_err().status, Status::InvalidArgument);
             assert_eq!(overlap.info().unwrap().rounds, round_number);
         }
         assert!(overlap.report("buckets").unwrap().contains("bytes"));
-        assert_eq!(
-            overlap.export_state(StateMode::Exact).unwrap_err().status,
-            { Status::InvalidState }
-        );
+        assert_eq!(overlap.export_state(StateMode::Exact).unwrap_err().status, {
+            Status::InvalidState
+        });
         overlap.close().unwrap();
     });
 }
@@ -447,10 +360,7 @@ fn a_round_that_is_dropped_ends_on_all_ranks() {
             round.finish().unwrap();
             let error = round.wait().unwrap_err();
             assert_eq!(error.status, Status::Cancelled);
-            assert!(
-                error.text.contains("dropped before it was finished"),
-                "{error}"
-            );
+            assert!(error.text.contains("dropped before it was finished"), "{error}");
         }
         while overlap.gradient_mut::<f32>(0).is_err() {
             std::thread::yield_now();
@@ -485,11 +395,7 @@ fn the_log_goes_where_it_is_sent() {
     Optimizer::new(&comm, json, warned()).unwrap();
     assert_eq!(count.load(Ordering::SeqCst), 1);
     sotto::log_to_stderr(Some(sotto::Level::Error)).unwrap();
-    assert_eq!(
-        Arc::strong_count(&count),
-        1,
-        "the sink is dropped when it is replaced"
-    );
+    assert_eq!(Arc::strong_count(&count), 1, "the sink is dropped when it is replaced");
     Optimizer::new(&comm, json, warned()).unwrap();
     assert_eq!(count.load(Ordering::SeqCst), 1);
     sotto::log_to_stderr(None).unwrap();

@@ -1,4 +1,5 @@
-//! What `bindings/rust/tests/record.c` writes: parameters of a trainer, and its gradients step by step.
+//! What `bindings/rust/tests/record.c` writes: parameters of a trainer, and its gradients step by
+//! step.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -19,9 +20,7 @@ impl Recording {
     pub fn open(path: &str) -> io::Result<Recording> {
         let mut file = BufReader::new(File::open(path)?);
         let n = number(&mut file)?;
-        let tensors = (0..n)
-            .map(|_| tensor(&mut file))
-            .collect::<io::Result<_>>()?;
+        let tensors = (0..n).map(|_| tensor(&mut file)).collect::<io::Result<_>>()?;
         Ok(Recording { file, tensors })
     }
 
@@ -40,11 +39,7 @@ fn tensor(file: &mut impl Read) -> io::Result<Tensor> {
     let (mut name, mut values) = (vec![0; length], vec![0.0; count]);
     file.read_exact(&mut name)?;
     floats(file, &mut values)?;
-    Ok(Tensor {
-        name: String::from_utf8_lossy(&name).into_owned(),
-        group: group as u32,
-        values,
-    })
+    Ok(Tensor { name: String::from_utf8_lossy(&name).into_owned(), group: group as u32, values })
 }
 
 fn number(file: &mut impl Read) -> io::Result<usize> {

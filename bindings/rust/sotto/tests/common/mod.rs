@@ -10,20 +10,12 @@ use sotto::{Comm, CommOptions, Context, ContextOptions};
 pub const LIMIT: Duration = Duration::from_secs(60);
 
 pub fn context() -> Context {
-    Context::with(ContextOptions {
-        cpu_threads: 1,
-        ..Default::default()
-    })
-    .unwrap()
+    Context::with(ContextOptions { cpu_threads: 1, ..Default::default() }).unwrap()
 }
 
 /// A comm of this process alone.
 pub fn alone() -> Comm {
-    Comm::new(
-        &context(),
-        CommOptions::default().ranks(0, 1).timeout(LIMIT),
-    )
-    .unwrap()
+    Comm::new(&context(), CommOptions::default().ranks(0, 1).timeout(LIMIT)).unwrap()
 }
 
 /// `body(comm)` on n threads; what they returned, in rank order. Panics with the first that does.
@@ -41,10 +33,7 @@ pub fn ranks<R: Send>(n: u32, body: impl Fn(Comm) -> R + Sync) -> Vec<R> {
                 })
             })
             .collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap())
-            .collect()
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
 
@@ -52,27 +41,16 @@ pub fn ranks<R: Send>(n: u32, body: impl Fn(Comm) -> R + Sync) -> Vec<R> {
 pub fn nothing_is_left_behind() {
     let begin = Instant::now();
     while sotto::left_behind() > 0 {
-        assert!(
-            begin.elapsed() < LIMIT,
-            "{} values are left behind",
-            sotto::left_behind()
-        );
+        assert!(begin.elapsed() < LIMIT, "{} values are left behind", sotto::left_behind());
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
 /// The program that starts ranks: of the build that runs the tests, else of preset dev.
 pub fn sotto_run() -> PathBuf {
-    let built = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../../../build/dev/bin/sotto-run"
-    );
+    let built = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../build/dev/bin/sotto-run");
     let path = std::env::var_os("RUST_TESTS_SOTTO_RUN").map_or(PathBuf::from(built), PathBuf::from);
-    assert!(
-        path.is_file(),
-        "{} is not there: build the target sotto-run",
-        path.display()
-    );
+    assert!(path.is_file(), "{} is not there: build the target sotto-run", path.display());
     path
 }
 
@@ -90,15 +68,7 @@ fn words() -> [&'static str; 4] {
 /// This test program as `n` ranks.
 pub fn launched(n: u32, name: &str) -> Output {
     Command::new(sotto_run())
-        .args([
-            "-n",
-            &n.to_string(),
-            "--timeout",
-            "100",
-            "--grace",
-            "60",
-            "--",
-        ])
+        .args(["-n", &n.to_string(), "--timeout", "100", "--grace", "60", "--"])
         .arg(std::env::current_exe().unwrap())
         .args(words())
         .env("RUST_TESTS_CHILD", name)
