@@ -25,8 +25,7 @@
 //! - Dropping never waits for an operation: what is in flight goes on, and its memory is freed by a
 //!   later call, after it has ended. `std::mem::forget` is safe everywhere.
 //! - Callbacks (`on_done`, log sinks, readers, writers, all-gathers) may panic; nothing unwinds
-//! into
-//!   C. What they drop is given back later.
+//!   into C. What they drop is given back later.
 //! - A forked child cannot use what its parent has made: `InvalidState`.
 
 #![warn(missing_docs)]
