@@ -4,8 +4,8 @@
 usage: run_cargo.py test|trainer|link|lint|package TARGET_FOLDER
 
   test     builds and runs the tests of both crates, with those of their documentation
-  trainer  the example trains with integration/configs/onebit_lamb.json on 4 ranks; with the gradients of the C trainer it has
-           to come to the parameters that the C trainer has
+  trainer  the example of README.md and the trainer run on 4 ranks, the latter with integration/configs/onebit_lamb.json; with
+           the gradients of the C trainer it has to come to the parameters that the C trainer has
   link     a program that is linked with the library, which SOTTO_LIB_DIR or pkg-config tells, says its version
   lint     cargo fmt, clippy and doc, by the newest cargo that has them
   package  what cargo package takes is complete
@@ -90,13 +90,16 @@ def test():
     oldest.run("test", "--offline", "--workspace")
 
 
+def built(cargo, *words, folder=HERE, **more):
+    """Builds one program; where cargo says that it is."""
+    command = [cargo.path, "build", "--offline", "-q", "--message-format", "json", *words]
+    run = subprocess.run(command, cwd=folder, env=cargo.environment(**more), stdout=subprocess.PIPE, text=True, check=True)
+    messages = [json.loads(line) for line in run.stdout.splitlines()]
+    return next(message["executable"] for message in messages if message.get("executable"))
+
+
 def example(cargo, name, *words, **more):
-    """The program of an example; where cargo says that it is."""
-    command = [cargo.path, "build", "--offline", "-q", "-p", "sotto", "--example", name, "--message-format", "json", *words]
-    environment = cargo.environment(**more)
-    run = subprocess.run(command, cwd=HERE, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    built = [json.loads(line) for line in run.stdout.splitlines()]
-    return next(message["executable"] for message in built if message.get("executable"))
+    return built(cargo, "-p", "sotto", "--example", name, *words, **more)
 
 
 def launched(*words, **more):
@@ -108,11 +111,31 @@ def launched(*words, **more):
     return run.stdout
 
 
+def readme():
+    """The example of README.md, as a program of its own."""
+    source = re.search(r"^```rust,no_run\n(.*?)^```", (HERE / "README.md").read_text(encoding="utf-8"), re.M | re.S)[1]
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "src").mkdir()
+        (Path(folder) / "src/main.rs").write_text(source, encoding="utf-8")
+        manifest = f"""[package]
+name = "readme"
+version = "0.0.0"
+edition = "2021"
+[dependencies]
+sotto = {{ path = "{HERE}/sotto" }}
+[profile.dev]
+debug = false
+"""
+        (Path(folder) / "Cargo.toml").write_text(manifest, encoding="utf-8")
+        launched(built(cargos()[0], folder=folder))
+
+
 def hash_of(text):
     return re.search(r"params_hash\W+([0-9a-f]{16})\b", text)[1]
 
 
 def trainer():
+    readme()
     program = example(cargos()[0], "trainer")
     config = json.loads((ROOT / "integration/configs/onebit_lamb.json").read_text(encoding="utf-8"))
     said = launched(program, ROOT / "integration/configs/onebit_lamb.json")
