@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use common::{alone, context, ranks};
 use sotto::{
-    wait_all, wait_any, Bf16, Call, Codec, Collective, Comm, CommOptions, Error, Parts, Pending,
-    Reduce, StateMode, Status, Tensor, F16,
+    wait_all, wait_any, Bf16, Call, Codec, Collective, Comm, CommOptions, Context, ContextOptions,
+    Error, Parts, Pending, Reduce, StateMode, Status, Tensor, F16,
 };
 
 fn status<T>(result: Result<T, Error>) -> Status {
@@ -273,6 +273,21 @@ fn bad_input_is_told() {
         .to_string()
         .contains("x"));
     comm.barrier(()).unwrap().wait().unwrap(); // the comm is as it was
+}
+
+#[test]
+fn a_context_without_a_thread_is_driven_by_polls() {
+    let options = ContextOptions { cpu_threads: 1, no_progress_thread: true, max_ops: 4 };
+    let context = Context::with(options).unwrap();
+    let comm = Comm::new(&context, CommOptions::default().ranks(0, 1)).unwrap();
+    let done = Arc::new(AtomicU32::new(0));
+    let told = Arc::clone(&done);
+    let call = Call::new().on_done(move |_| told.store(1, Ordering::SeqCst));
+    let op = comm.all_reduce(vec![1.0f32; 100_000], call).unwrap();
+    while done.load(Ordering::SeqCst) == 0 {
+        context.poll(Duration::from_millis(1)).unwrap();
+    }
+    assert_eq!(op.wait().unwrap(), vec![1.0f32; 100_000]);
 }
 
 #[test]

@@ -230,6 +230,32 @@ fn a_step_that_is_forgotten_keeps_its_memory() {
 }
 
 #[test]
+fn what_needs_a_device_says_so() {
+    let comm = alone();
+    let mut optimizer = adam(&comm);
+    let op = comm.all_reduce(vec![1.0f32], ()).unwrap();
+    let refused = unsafe { op.stream_wait(std::ptr::null_mut()) };
+    assert_eq!(refused.unwrap_err().status, Status::Unsupported);
+    let step = optimizer.step(()).unwrap();
+    let refused = unsafe { step.stream_wait(std::ptr::null_mut()) };
+    assert_eq!(refused.unwrap_err().status, Status::Unsupported);
+    step.wait().unwrap();
+    let not_recorded = unsafe { optimizer.record(()) }.unwrap(); // no stream is being captured
+    while optimizer.param(0).is_err() {
+        std::thread::yield_now(); // it is a step like others
+    }
+    assert_eq!(optimizer.replay(&not_recorded).unwrap_err().status, Status::InvalidState);
+    drop(not_recorded);
+    let mut device = unsafe {
+        let data = 0x1000 as *mut std::ffi::c_void;
+        Tensor::lent_at(data, 1, Dtype::Float32, sotto::Device::Cuda(0))
+    };
+    assert_eq!(device.as_slice::<f32>().unwrap_err().status, Status::InvalidArgument);
+    assert_eq!(device.as_mut_slice::<f32>().unwrap_err().status, Status::InvalidArgument);
+    assert!(comm.all_reduce(device, ()).is_err());
+}
+
+#[test]
 fn bad_configurations_name_their_key() {
     let comm = alone();
     let param = || vec![Param::new(vec![1.0f32; 4], vec![0.0f32; 4])];
