@@ -185,6 +185,7 @@ def lint():
         if not newest.has(tool, "--version"):
             raise LeftOut(f"{newest.path} has no {tool}; cargo doc has no warnings")
         newest.run(tool, *words)
+    newest.run("clippy", "--all-features", *clippy, SOTTO_LIB_DIR=str(Path(of_build("SOTTO_LIBRARY")).parent))
 
 
 def package():

@@ -40,6 +40,7 @@ mod comm;
 mod context;
 mod element;
 mod error;
+mod find;
 mod group;
 mod interrupt;
 mod left;

@@ -216,19 +216,40 @@ fn cycles(n: u32, comm: &Comm) {
     }
 }
 
+/// Threads and open files of this process.
+fn held() -> [usize; 2] {
+    ["/proc/self/task", "/proc/self/fd"].map(|folder| std::fs::read_dir(folder).unwrap().count())
+}
+
 /// A leak grows every time; an arena of the allocator is made once.
 fn cycles_leave_nothing_behind() {
-    let comm = alone();
-    cycles(300, &comm);
-    let mut grown = Vec::new();
-    while grown.len() < 3 && grown.last().map_or(true, |&kib| kib >= 1024) {
-        let before = resident_kib();
-        cycles(1000, &comm);
-        grown.push(resident_kib() - before);
+    let kept = alone();
+    let bodies: [&dyn Fn(); 2] = [&|| cycles(100, &kept), &|| whole_cycles(100)];
+    for body in bodies {
+        (0..3).for_each(|_| body());
+        let (before, mut grown) = (held(), Vec::new());
+        while grown.len() < 3 && grown.last().map_or(true, |&kib| kib >= 1024) {
+            let before = resident_kib();
+            (0..10).for_each(|_| body());
+            grown.push(resident_kib() - before);
+        }
+        common::nothing_is_left_behind();
+        println!("KiB more, every time: {grown:?}");
+        assert!(*grown.last().unwrap() < 1024);
+        assert_eq!(held(), before, "threads, files");
     }
-    common::nothing_is_left_behind();
-    println!("KiB more, every time: {grown:?}");
-    assert!(*grown.last().unwrap() < 1024);
+}
+
+/// Contexts and comms that are dropped, or closed.
+fn whole_cycles(n: u32) {
+    for i in 0..n {
+        let comm = alone();
+        comm.all_reduce(vec![0.0f32; 100], ()).unwrap().wait().unwrap();
+        if i % 2 == 0 {
+            comm.close().unwrap();
+        }
+        context().unique_id().unwrap();
+    }
 }
 
 #[test]
