@@ -445,6 +445,11 @@ functions! {
         n: u64,
         out_overlap: *mut *mut sotto_overlap,
     ) -> sotto_status;
+    fn sotto_overlap_create_step(
+        optim: *mut sotto_optim,
+        json: *const c_char,
+        out_overlap: *mut *mut sotto_overlap,
+    ) -> sotto_status;
     fn sotto_overlap_begin(
         overlap: *mut sotto_overlap,
         call: *const sotto_call,

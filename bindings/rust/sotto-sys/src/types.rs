@@ -245,6 +245,7 @@ pub struct sotto_overlap_info {
     pub state_bytes: u64,
     pub missing: u32,
     pub reserved: u32,
+    pub early_payload_bytes_per_round: u64,
 }
 // Defaults are the `_INIT` macros of C: zero, and struct_size set where there is one.
 macro_rules! defaults {
@@ -357,9 +358,10 @@ layout! {
         network_ns: 120, exposed_ns: 128, payload_bytes_next_launch: 136,
         header_bytes_next_launch: 144, state_bytes: 152,
     }
-    sotto_overlap_info: 80 bytes, align 8 {
+    sotto_overlap_info: 88 bytes, align 8 {
         struct_size: 0, buckets: 4, rounds: 8, layout: 16, begin_to_last_ready_ns: 24,
         network_ns: 32, exposed_ns: 40, payload_bytes_per_round: 48, header_bytes_per_round: 56,
         state_bytes: 64, missing: 72, reserved: 76,
+        early_payload_bytes_per_round: 80,
     }
 }

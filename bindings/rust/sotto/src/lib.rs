@@ -55,6 +55,7 @@ mod owner;
 mod params;
 mod registered;
 mod reports;
+mod step_overlap;
 mod tensor;
 
 pub use buffers::{Source, Target, Views};

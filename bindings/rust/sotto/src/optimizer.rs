@@ -255,6 +255,7 @@ impl Optimizer {
     /// Waits for a step in flight, at most its deadline, and destroys the optimizer. Errors:
     /// `InvalidState` (inside a callback: it is destroyed later).
     pub fn close(mut self) -> Result<()> {
+        self.withdraw_if_open();
         self.inner.close()
     }
 
@@ -262,11 +263,15 @@ impl Optimizer {
     /// [`close`](Optimizer::close), `Busy` (a step in flight).
     pub fn into_params(mut self) -> Result<Vec<Tensor>> {
         self.inner.memory_mut()?;
-        let parts = self.inner.parts_mut();
-        let outer = parts.outer.take();
-        outer.as_ref().map_or(Ok(()), Owner::close)?;
-        parts.owner.close()?;
-        Ok(std::mem::take(&mut parts.memory).into_iter().map(|param| param.param).collect())
+        self.inner.destroy()?;
+        let memory = std::mem::take(&mut self.inner.parts_mut().memory);
+        Ok(memory.into_iter().map(|param| param.param).collect())
+    }
+}
+
+impl Drop for Optimizer {
+    fn drop(&mut self) {
+        self.withdraw_if_open();
     }
 }
 

@@ -1,16 +1,16 @@
 //! Gradients that are averaged as they become ready, while others are still being computed.
 
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use sotto_sys as sys;
 
 use crate::call::Call;
 use crate::codec::StateMode;
-use crate::comm::Comm;
+use crate::comm::{Comm, Shared};
 use crate::element::{Dtype, Element};
 use crate::error::{Error, Result, Status};
 use crate::library::{self, address, c_text, check};
-use crate::op::{waits, Flight};
+use crate::op::{waits, Flight, Handle};
 use crate::owner::Owner;
 use crate::registered::Registered;
 use crate::tensor::Tensor;
@@ -34,26 +34,62 @@ impl<T: Into<Tensor>> From<T> for Gradient {
     }
 }
 
+/// Where a gradient is, if no round says otherwise.
+enum Home {
+    Fixed,
+    Moving(usize, Dtype),
+    /// An optimizer's memory, which is out of reach while a round is open.
+    Optimizer(Tensor),
+}
+
 /// The memory of one gradient.
 pub(crate) struct Slot {
     tensor: Tensor,
-    moving: Option<(usize, Dtype)>,
+    home: Home,
+    given: bool,  // `tensor` is what a round was given, not home
     marked: bool, // in this round: the library's until the round has ended
 }
 
 impl Slot {
     fn new(gradient: Gradient) -> Mutex<Slot> {
-        let (tensor, moving) = match gradient {
-            Gradient::Fixed(tensor) => (tensor, None),
+        let (tensor, home) = match gradient {
+            Gradient::Fixed(tensor) => (tensor, Home::Fixed),
             Gradient::Moving { count, dtype } => {
-                (Tensor::nowhere(count, dtype), Some((count, dtype)))
+                (Tensor::nowhere(count, dtype), Home::Moving(count, dtype))
             }
         };
-        Mutex::new(Slot { tensor, moving, marked: false })
+        Mutex::new(Slot { tensor, home, given: false, marked: false })
+    }
+
+    pub(crate) fn of_optimizer(memory: &Tensor) -> Mutex<Slot> {
+        let home = Home::Optimizer(memory.alias());
+        Mutex::new(Slot { tensor: memory.alias(), home, given: false, marked: false })
+    }
+
+    /// Takes the memory that a round was given.
+    pub(crate) fn take(&mut self, index: usize) -> Result<Tensor> {
+        if !self.given {
+            return Err(Error::argument(format!(
+                "gradient {index} was given no memory by a round"
+            )));
+        }
+        self.given = false;
+        let home = match &self.home {
+            Home::Moving(count, dtype) => Tensor::nowhere(*count, *dtype),
+            Home::Fixed => return Err(fixed(index)),
+            Home::Optimizer(memory) => memory.alias(),
+        };
+        Ok(std::mem::replace(&mut self.tensor, home))
     }
 }
 
-fn inside(slot: &mut Mutex<Slot>) -> &mut Slot {
+/// An overlap whose rounds are steps of an optimizer.
+pub(crate) struct Rounds {
+    pub(crate) owner: Owner<sys::sotto_overlap>,
+    pub(crate) slots: Vec<Mutex<Slot>>,
+}
+
+pub(crate) fn inside(slot: &mut Mutex<Slot>) -> &mut Slot {
     slot.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
@@ -80,6 +116,8 @@ pub struct OverlapInfo {
     pub state_bytes: u64,
     /// Gradients of the open round that are not marked; 0: none, or no round.
     pub missing: u32,
+    /// Sent before the last bucket's gradients are there.
+    pub early_payload_bytes_per_round: u64,
 }
 
 type Inner = Registered<sys::sotto_overlap, Vec<Mutex<Slot>>>;
@@ -140,9 +178,7 @@ impl Overlap {
     /// [`gradient_mut`](Overlap::gradient_mut); `InvalidArgument` (the gradient is not a moving
     /// one).
     pub fn take(&mut self, index: usize) -> Result<Tensor> {
-        let slot = self.slot(index)?;
-        let (count, dtype) = slot.moving.ok_or_else(|| fixed(index))?;
-        Ok(std::mem::replace(&mut slot.tensor, Tensor::nowhere(count, dtype)))
+        self.slot(index)?.take(index)
     }
 
     /// Opens a round. Collective. Errors: `Busy` (a round is open or in flight), the comm's own; of
@@ -156,21 +192,20 @@ impl Overlap {
         };
         // None of the gradients is the library's yet.
         self.inner.parts_mut().memory.iter_mut().for_each(|slot| inside(slot).marked = false);
-        Ok(Round { inner: &mut self.inner, flight: Flight::new(handle), open: true })
+        let parts = self.inner.parts();
+        Ok(Round::new(&parts.owner, &parts.memory, &parts.comm, handle))
     }
 
     /// Hot figures.
     pub fn info(&self) -> Result<OverlapInfo> {
-        info(&self.inner)
+        let parts = self.inner.parts();
+        info(&parts.owner, &parts.comm)
     }
 
     /// Report as JSON. `kind`: "all", "buckets", "order". Errors: `InvalidArgument` (kind).
     pub fn report(&self, kind: &str) -> Result<String> {
-        let (api, kind) = (self.inner.api(), c_text("kind", kind)?);
-        let _one = self.inner.parts().comm.locked()?;
-        library::report(api, |buf, cap, len| unsafe {
-            (api.sotto_overlap_report)(self.inner.raw(), kind.as_ptr(), buf, cap, len)
-        })
+        let parts = self.inner.parts();
+        report(&parts.owner, &parts.comm, kind)
     }
 
     /// The error feedback of a codec, between rounds: `Exact`, `Reset` or, collective, `Mean`.
@@ -195,22 +230,26 @@ impl Overlap {
     /// Withdraws from an open round, waits for it, at most its deadline, and destroys the overlap.
     /// Errors: `InvalidState` (inside a callback: it is destroyed later).
     pub fn close(mut self) -> Result<()> {
-        withdraw_if_open(&self.inner);
+        self.withdraw_if_open();
         self.inner.close()
+    }
+
+    fn withdraw_if_open(&self) {
+        withdraw_if_open(&self.inner.parts().owner, self.inner.in_flight());
     }
 }
 
 /// A round that was forgotten while it was open would never end.
-fn withdraw_if_open(inner: &Inner) {
-    if inner.in_flight() && !crate::callback::inside() {
+pub(crate) fn withdraw_if_open(owner: &Owner<sys::sotto_overlap>, in_flight: bool) {
+    if in_flight && !crate::callback::inside() {
         let reason = b"the overlap was dropped\0".as_ptr();
-        unsafe { (inner.api().sotto_overlap_withdraw)(inner.raw(), reason.cast()) };
+        unsafe { (owner.api.sotto_overlap_withdraw)(owner.raw(), reason.cast()) };
     }
 }
 
 impl Drop for Overlap {
     fn drop(&mut self) {
-        withdraw_if_open(&self.inner);
+        self.withdraw_if_open();
     }
 }
 
@@ -220,7 +259,7 @@ impl std::fmt::Debug for Overlap {
     }
 }
 
-fn out_of_range(index: usize, n: usize) -> Error {
+pub(crate) fn out_of_range(index: usize, n: usize) -> Error {
     Error::argument(format!("gradient {index} of {n}; allowed: 0 to {}", n as i64 - 1))
 }
 
@@ -228,9 +267,10 @@ fn fixed(index: usize) -> Error {
     Error::argument(format!("gradient {index} has memory of its own for every round"))
 }
 
-fn info(inner: &Inner) -> Result<OverlapInfo> {
-    let mut out = sys::sotto_overlap_info::default();
-    inner.call(|api, raw| unsafe { (api.sotto_overlap_get_info)(raw, &mut out) })?;
+pub(crate) fn info(owner: &Owner<sys::sotto_overlap>, comm: &Shared) -> Result<OverlapInfo> {
+    let (api, mut out) = (owner.api, sys::sotto_overlap_info::default());
+    let _one = comm.locked()?;
+    check(api, unsafe { (api.sotto_overlap_get_info)(owner.raw(), &mut out) })?;
     Ok(OverlapInfo {
         buckets: out.buckets,
         rounds: out.rounds,
@@ -242,6 +282,19 @@ fn info(inner: &Inner) -> Result<OverlapInfo> {
         header_bytes_per_round: out.header_bytes_per_round,
         state_bytes: out.state_bytes,
         missing: out.missing,
+        early_payload_bytes_per_round: out.early_payload_bytes_per_round,
+    })
+}
+
+pub(crate) fn report(
+    owner: &Owner<sys::sotto_overlap>,
+    comm: &Shared,
+    kind: &str,
+) -> Result<String> {
+    let (api, kind) = (owner.api, c_text("kind", kind)?);
+    let _one = comm.locked()?;
+    library::report(api, |buf, cap, len| unsafe {
+        (api.sotto_overlap_report)(owner.raw(), kind.as_ptr(), buf, cap, len)
     })
 }
 
@@ -249,12 +302,23 @@ fn info(inner: &Inner) -> Result<OverlapInfo> {
 /// open, this rank withdraws: the round ends with `Cancelled` on every rank.
 #[must_use = "a round is open until it is finished, and in flight until it is waited for"]
 pub struct Round<'o> {
-    inner: &'o mut Inner,
+    owner: &'o Owner<sys::sotto_overlap>,
+    slots: &'o [Mutex<Slot>],
+    comm: &'o Shared,
     flight: Flight,
     open: bool,
 }
 
-impl Round<'_> {
+impl<'o> Round<'o> {
+    pub(crate) fn new(
+        owner: &'o Owner<sys::sotto_overlap>,
+        slots: &'o [Mutex<Slot>],
+        comm: &'o Shared,
+        handle: Arc<Handle>,
+    ) -> Round<'o> {
+        Round { owner, slots, comm, flight: Flight::new(handle), open: true }
+    }
+
     waits!();
 
     /// The memory of a gradient that is not the library's yet.
@@ -263,7 +327,7 @@ impl Round<'_> {
         if !self.open {
             return Err(state("the round is not open any more".into()));
         }
-        let slots = &self.inner.parts().memory;
+        let slots = self.slots;
         let slot = slots.get(index).ok_or_else(|| out_of_range(index, slots.len()))?;
         let slot = match slot.try_lock() {
             Ok(slot) => slot,
@@ -282,7 +346,7 @@ impl Round<'_> {
     fn mark(&self, indices: &[usize], call: impl FnOnce(*const u64, u64) -> i32) -> Result<()> {
         let slots = indices.iter().map(|&index| self.claim(index)).collect::<Result<Vec<_>>>()?;
         let numbers: Vec<u64> = indices.iter().map(|&index| index as u64).collect();
-        check(self.inner.api(), call(numbers.as_ptr(), numbers.len() as u64))?;
+        check(self.owner.api, call(numbers.as_ptr(), numbers.len() as u64))?;
         slots.into_iter().for_each(|mut slot| slot.marked = true);
         Ok(())
     }
@@ -291,7 +355,7 @@ impl Round<'_> {
     /// ([`Overlap::gradient_mut`]). Any thread. Errors: `InvalidArgument` (index), `InvalidState`
     /// (marked before; the round is not open), or what the round has ended with.
     pub fn ready(&self, indices: &[usize]) -> Result<()> {
-        let (api, raw) = (self.inner.api(), self.inner.raw());
+        let (api, raw) = (self.owner.api, self.owner.raw());
         self.mark(indices, |numbers, n| unsafe {
             let (places, stream) = (std::ptr::null(), std::ptr::null_mut());
             (api.sotto_overlap_ready)(raw, numbers, places, n, stream)
@@ -304,7 +368,7 @@ impl Round<'_> {
     /// # Safety
     /// `stream` is a `cudaStream_t` of the gradients' device, or NULL: its default stream.
     pub unsafe fn ready_on(&self, indices: &[usize], stream: *mut std::ffi::c_void) -> Result<()> {
-        let (api, raw) = (self.inner.api(), self.inner.raw());
+        let (api, raw) = (self.owner.api, self.owner.raw());
         self.mark(indices, |numbers, n| {
             (api.sotto_overlap_ready)(raw, numbers, std::ptr::null(), n, stream)
         })
@@ -315,7 +379,7 @@ impl Round<'_> {
     pub fn ready_with<T: Element>(&self, index: usize, fill: impl FnOnce(&mut [T])) -> Result<()> {
         let mut slot = self.claim(index)?;
         fill(slot.tensor.as_mut_slice()?);
-        let (api, raw) = (self.inner.api(), self.inner.raw());
+        let (api, raw) = (self.owner.api, self.owner.raw());
         check(api, unsafe {
             let (places, stream) = (std::ptr::null(), std::ptr::null_mut());
             (api.sotto_overlap_ready)(raw, &(index as u64), places, 1, stream)
@@ -329,16 +393,17 @@ impl Round<'_> {
     /// count; the gradient is not a moving one). The memory is dropped on error.
     pub fn ready_at(&self, index: usize, memory: impl Into<Tensor>) -> Result<()> {
         let mut slot = self.claim(index)?;
-        if slot.moving.is_none() {
+        if matches!(slot.home, Home::Fixed) {
             return Err(fixed(index));
         }
         let memory = memory.into();
-        let (api, raw, place) = (self.inner.api(), self.inner.raw(), memory.view());
+        let (api, raw, place) = (self.owner.api, self.owner.raw(), memory.view());
         check(api, unsafe {
             let stream = std::ptr::null_mut();
             (api.sotto_overlap_ready)(raw, &(index as u64), &place, 1, stream)
         })?;
         slot.tensor = memory;
+        slot.given = true;
         slot.marked = true;
         Ok(())
     }
@@ -346,14 +411,14 @@ impl Round<'_> {
     /// Gradients that this rank does not have in this round: they count as zero. Any thread.
     /// Errors: as [`ready`](Round::ready).
     pub fn unused(&self, indices: &[usize]) -> Result<()> {
-        let (api, raw) = (self.inner.api(), self.inner.raw());
+        let (api, raw) = (self.owner.api, self.owner.raw());
         self.mark(indices, |numbers, n| unsafe { (api.sotto_overlap_unused)(raw, numbers, n) })
     }
 
     /// Nothing more comes in this round. Errors: `InvalidState` (names what is missing, unless
     /// "unused" is "zero"; the round stays open), or what the round has ended with.
     pub fn finish(&mut self) -> Result<()> {
-        let (api, raw) = (self.inner.api(), self.inner.raw());
+        let (api, raw) = (self.owner.api, self.owner.raw());
         check(api, unsafe { (api.sotto_overlap_finish)(raw) })?;
         self.open = false;
         Ok(())
@@ -362,7 +427,7 @@ impl Round<'_> {
     /// This rank gives the round up: it ends with `Cancelled` on every rank. Errors: `InvalidState`
     /// (the round is not open), or what the round has ended with.
     pub fn withdraw(&mut self, reason: &str) -> Result<()> {
-        let (api, raw, reason) = (self.inner.api(), self.inner.raw(), c_text("reason", reason)?);
+        let (api, raw, reason) = (self.owner.api, self.owner.raw(), c_text("reason", reason)?);
         check(api, unsafe { (api.sotto_overlap_withdraw)(raw, reason.as_ptr()) })?;
         self.open = false;
         Ok(())
@@ -370,7 +435,7 @@ impl Round<'_> {
 
     /// Hot figures; [`OverlapInfo::missing`] counts gradients that are not marked.
     pub fn info(&self) -> Result<OverlapInfo> {
-        info(self.inner)
+        info(self.owner, self.comm)
     }
 
     /// Waits until the round ends. Errors: `InvalidState` (it is open: finish it first; this rank

@@ -12,6 +12,7 @@ use crate::error::{Error, Result, Status};
 use crate::left;
 use crate::library::check;
 use crate::op::{waits, Flight, Handle};
+use crate::overlap::Rounds;
 use crate::owner::Owner;
 
 /// What is freed together, in this order.
@@ -20,6 +21,8 @@ pub(crate) struct Parts<T: 'static, M> {
     flight: Option<Arc<Handle>>,
     /// The outer steps of an optimizer.
     pub(crate) outer: Option<Owner<sys::sotto_outer>>,
+    /// The overlap whose rounds are steps of an optimizer.
+    pub(crate) rounds: Option<Rounds>,
     pub(crate) owner: Owner<T>,
     pub(crate) memory: M,
     pub(crate) comm: Arc<Shared>,
@@ -35,7 +38,14 @@ impl<T, M: Send + 'static> Registered<T, M> {
     pub(crate) fn new(owner: Owner<T>, memory: M, comm: &Comm) -> Registered<T, M> {
         let comm = Arc::clone(&comm.shared);
         Registered {
-            parts: Some(Box::new(Parts { flight: None, outer: None, owner, memory, comm })),
+            parts: Some(Box::new(Parts {
+                flight: None,
+                outer: None,
+                rounds: None,
+                owner,
+                memory,
+                comm,
+            })),
         }
     }
 
@@ -120,9 +130,15 @@ impl<T, M: Send + 'static> Registered<T, M> {
                 return ended; // refused: dropped as it is
             }
         }
+        self.destroy()
+    }
+
+    /// Destroys the handles, in the order in which they need each other.
+    pub(crate) fn destroy(&mut self) -> Result<()> {
         let parts = self.parts_mut();
+        let rounds = parts.rounds.as_ref().map_or(Ok(()), |rounds| rounds.owner.close());
         let outer = parts.outer.as_ref().map_or(Ok(()), Owner::close);
-        parts.owner.close().and(outer)
+        rounds.and(outer).and(parts.owner.close())
     }
 }
 

@@ -100,6 +100,11 @@ impl Tensor {
         tensor
     }
 
+    /// The same memory once more, not owned. Who has it sees to it that only one is used.
+    pub(crate) fn alias(&self) -> Tensor {
+        Tensor { view: self.view, dtype: self.dtype, free: None }
+    }
+
     pub(crate) fn view(&self) -> sys::sotto_buffer {
         self.view
     }

@@ -429,3 +429,44 @@ fn the_log_goes_where_it_is_sent() {
     assert_eq!(count.load(Ordering::SeqCst), 1);
     sotto::log_to_stderr(None).unwrap();
 }
+
+#[test]
+fn a_step_may_begin_before_its_gradients_are_there() {
+    ranks(2, |comm| {
+        let (mut one, mut two) = (adam(&comm), adam(&comm));
+        assert_eq!(two.begin(()).err().unwrap().status, Status::InvalidState);
+        let error = two.overlap(Some(r#"{"bucket_byte": 1}"#)).unwrap_err();
+        assert!(error.text.contains("bucket_byte"), "{error}");
+        two.overlap(Some(r#"{"bucket_bytes": 100, "first_bucket_bytes": 40}"#)).unwrap();
+        for i in 0..3 {
+            let gradient = (comm.rank() + i) as f32;
+            step(&mut one, gradient);
+            let mut round = two.begin(()).unwrap();
+            std::thread::scope(|scope| {
+                scope.spawn(|| round.ready_with::<f32>(1, |g| g.fill(gradient)).unwrap());
+                scope.spawn(|| match i {
+                    0 => round.ready_at(0, vec![gradient; 100]).unwrap(),
+                    _ => round.ready_with::<f32>(0, |g| g.fill(gradient)).unwrap(),
+                });
+            });
+            assert_eq!(round.ready(&[1]).unwrap_err().status, Status::InvalidState);
+            round.finish().unwrap();
+            round.wait().unwrap();
+            assert_eq!(one.param(0).unwrap(), two.param(0).unwrap());
+            assert_eq!(one.param(1).unwrap(), two.param(1).unwrap());
+            let given = two.take_gradient(0);
+            assert_eq!(given.is_ok(), i == 0, "what the optimizer has is not given away");
+        }
+        let info = two.overlap_info().unwrap();
+        assert_eq!((info.rounds, info.missing), (3, 0));
+        assert!(info.early_payload_bytes_per_round > 0);
+        assert!(two.overlap_report("all").unwrap().contains("hidden"));
+
+        std::mem::forget(two.begin(()).unwrap()); // both ranks: open until it is withdrawn
+        assert_eq!(two.param(0).unwrap_err().status, Status::Busy);
+        assert_eq!(two.step(()).unwrap_err().status, Status::Busy);
+        drop(two);
+        step(&mut one, 1.0);
+    });
+    common::nothing_is_left_behind();
+}
