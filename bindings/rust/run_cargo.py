@@ -84,6 +84,10 @@ def of_build(name):
     return value
 
 
+def project_version():
+    return re.search(r"project\(sotto VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text(encoding="utf-8"))[1]
+
+
 def test():
     oldest = cargos()[0]
     of_build("SOTTO_LIBRARY")
@@ -160,7 +164,7 @@ def trainer():
 def link():
     library, cargo = Path(of_build("SOTTO_LIBRARY")), cargos()[0]
     with tempfile.TemporaryDirectory() as folder:
-        version = re.search(r"project\(sotto VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text(encoding="utf-8"))[1]
+        version = project_version()
         pc = f"Name: sotto\nDescription: for this test\nVersion: {version}\nLibs: -L{library.parent} -lsotto\n"
         (Path(folder) / "sotto.pc").write_text(pc, encoding="utf-8")
         for where in ({"SOTTO_LIB_DIR": str(library.parent)}, {"PKG_CONFIG_PATH": folder}):
@@ -200,7 +204,7 @@ def package():
                      if p["name"] == crate)
         absent = [key for key in ("description", "license", "readme", "rust_version") if not entry.get(key)]
         assert not absent, f"{crate}: Cargo.toml has no {absent}"
-        assert entry["version"] in (ROOT / "CMakeLists.txt").read_text(encoding="utf-8"), entry["version"]
+        assert entry["version"] == project_version(), entry["version"]
     # One crate depends on the other, which older ones look for outside.
     which = ["--workspace"] if cargo.version >= (1, 90) else ["--no-verify", "-p", "sotto-sys"]
     cargo.run("package", "--offline", "--allow-dirty", *which)
