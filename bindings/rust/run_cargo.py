@@ -205,9 +205,11 @@ def package():
         absent = [key for key in ("description", "license", "readme", "rust_version") if not entry.get(key)]
         assert not absent, f"{crate}: Cargo.toml has no {absent}"
         assert entry["version"] == project_version(), entry["version"]
-    # One crate depends on the other, which older ones look for outside.
+    # One crate depends on the other, which older ones look for outside. What is built of a package is taken to be the same as
+    # long as its version is: nothing of an earlier run may be there.
     which = ["--workspace"] if cargo.version >= (1, 90) else ["--no-verify", "-p", "sotto-sys"]
-    cargo.run("package", "--offline", "--allow-dirty", *which)
+    with tempfile.TemporaryDirectory() as folder:
+        cargo.run("package", "--offline", "--allow-dirty", *which, CARGO_TARGET_DIR=folder, CARGO_HOME=f"{folder}/home")
 
 
 STEPS = {step.__name__: step for step in (test, trainer, link, lint, package)}
