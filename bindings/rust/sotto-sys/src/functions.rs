@@ -87,6 +87,12 @@ functions! {
         cap: u64,
         out_len: *mut u64,
     ) -> sotto_status;
+    fn sotto_trace_span(
+        context: *mut sotto_context,
+        name: *const c_char,
+        begin_ns: i64,
+        end_ns: i64,
+    ) -> sotto_status;
     fn sotto_unique_id_create(
         context: *mut sotto_context,
         out_id: *mut sotto_unique_id,

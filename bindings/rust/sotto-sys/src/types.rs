@@ -180,6 +180,7 @@ pub struct sotto_op_stats {
     pub kernel_ns: u64,
     pub payload_bytes_planned: u64,
     pub header_bytes_planned: u64,
+    pub exposed_ns: i64,
 }
 
 /// Hot figures of an optimizer.
@@ -342,9 +343,10 @@ layout! {
         service_bytes_received: 48, messages_sent: 56, messages_received: 64,
         payload_bytes_planned: 72, header_bytes_planned: 80, kernel_ns: 88, ops_completed: 96,
     }
-    sotto_op_stats: 56 bytes, align 8 {
+    sotto_op_stats: 64 bytes, align 8 {
         struct_size: 0, reserved: 4, launch_ns: 8, start_ns: 16, end_ns: 24, kernel_ns: 32,
         payload_bytes_planned: 40, header_bytes_planned: 48,
+        exposed_ns: 56,
     }
     sotto_optim_info: 88 bytes, align 8 {
         struct_size: 0, stage: 4, step: 8, state_step: 16, lr: 24, grad_norm: 32,

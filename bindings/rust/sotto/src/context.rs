@@ -67,6 +67,16 @@ impl Context {
         })
     }
 
+    /// Puts work of the trainer into the time line that `SOTTO_TRACE` asks for, in a row of its own;
+    /// without one nothing happens. Times: of the monotonic clock, as in
+    /// [`OpStats`](crate::OpStats). Errors: `InvalidArgument` (name; the end is before the begin).
+    pub fn trace_span(&self, name: &str, begin_ns: i64, end_ns: i64) -> Result<()> {
+        let (api, name) = (self.owner.api, c_text("name", name)?);
+        check(api, unsafe {
+            (api.sotto_trace_span)(self.owner.raw(), name.as_ptr(), begin_ns, end_ns)
+        })
+    }
+
     /// Makes an id with which ranks find each other, and listens for them: made on one rank, which
     /// creates its comm with this context; its bytes are carried to the others by any means. One id
     /// makes one comm. Errors: `Transport` (cannot listen).

@@ -33,6 +33,8 @@ pub struct OpStats {
     pub payload_bytes_planned: u64,
     /// Headers, trailers, scales and flags of it.
     pub header_bytes_planned: u64,
+    /// Threads have stood still for it; -1: a stream waits for it.
+    pub exposed_ns: i64,
 }
 
 /// How a wait has ended.
@@ -117,6 +119,7 @@ impl Handle {
             kernel_ns: out.kernel_ns,
             payload_bytes_planned: out.payload_bytes_planned,
             header_bytes_planned: out.header_bytes_planned,
+            exposed_ns: out.exposed_ns,
         })
     }
 

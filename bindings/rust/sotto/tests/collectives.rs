@@ -197,7 +197,8 @@ fn waits_for_one_and_for_all() {
         comm.send([0u8], 1, ()).unwrap().wait().unwrap();
         assert_eq!(wait_any(&[&first], None).unwrap(), Some(0));
         assert!(wait_all(&[&first, &second], None).unwrap());
-        assert!(first.stats().unwrap().end_ns > 0);
+        let stats = first.stats().unwrap();
+        assert!(stats.end_ns > 0 && stats.exposed_ns > 0, "{stats:?}");
         assert_eq!((first.wait().unwrap(), second.wait().unwrap()), ([1], vec![2]));
     });
     assert_eq!(status(wait_any(&[], None)), Status::InvalidArgument);
@@ -354,6 +355,8 @@ fn reports_need_no_group() {
     assert!(sotto::library_version().unwrap().starts_with("0.2"));
     assert!(context().report("all").unwrap().starts_with('{'));
     context().poll(Duration::from_millis(1)).unwrap();
+    context().trace_span("data", 5, 7).unwrap();
+    assert_eq!(status(context().trace_span("data", 7, 5)), Status::InvalidArgument);
 }
 
 #[test]
