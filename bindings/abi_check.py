@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Holds the ctypes declarations of the Python package against the snapshot of the C ABI.
+"""Holds the declarations of the language bindings against the snapshot of the C ABI.
 
-usage: abi_check.py [--snapshot FILE] [--module FILE]
+usage: abi_check.py [--snapshot FILE] [--language NAME [--source PATH]]
 
-Compared are constants by value, structs by field names, types, offsets and sizes, callbacks and
-functions by result and arguments, in both directions: what one side lacks is a difference. Exit
-code: 0 without a difference, 1 with a list of them. Needs neither the library nor a compiler.
+Compared are constants by value, structs by field names, types, offsets and sizes, callbacks and functions by result and
+arguments, in both directions: what one side lacks is a difference. Where a language names arguments, their order is compared by
+name too. LANGUAGES has a row for every binding: what it is called, where its declarations are, and what reads them. Exit code: 0
+without a difference, 1 with a list of them. Needs neither the library nor a compiler.
 """
+
+from __future__ import annotations
 
 import argparse
 import ctypes as c
@@ -14,183 +17,358 @@ import importlib.util
 import json
 import re
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Callable
 
 ROOT = Path(__file__).resolve().parents[1]
 SNAPSHOT = ROOT / "capi/abi/sotto.abi.json"
-MODULE = ROOT / "bindings/python/src/sotto/_abi.py"
-
-NUMBERS = {
-    "int8_t": c.c_int8, "uint8_t": c.c_uint8, "int32_t": c.c_int32, "uint32_t": c.c_uint32,
-    "int64_t": c.c_int64, "uint64_t": c.c_uint64, "double": c.c_double, "float": c.c_float,
-}
+POINTER_BYTES = 8
 
 
-def load(path):
-    spec = importlib.util.spec_from_file_location("sotto_abi_under_check", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@dataclass
+class Struct:
+    """What a language has for a struct of C. fields: {name: (type, offset, size)}, in order."""
+
+    fields: dict[str, tuple[Any, int, int]]
+    size: int
+    align: int
+
+
+@dataclass
+class Declared:
+    """The declarations of one language, with types as that language has them."""
+
+    constants: dict[str, int] = field(default_factory=dict)
+    typedefs: dict[str, Any] = field(default_factory=dict)
+    handles: list[str] = field(default_factory=list)
+    structs: dict[str, Struct] = field(default_factory=dict)
+    functions: dict[str, tuple[Any, list[tuple[str | None, Any]]]] = field(default_factory=dict)  # result, (name, type)
 
 
 class UnknownType(Exception):
     """A C type that this check has no rule for."""
 
 
-class Types:
-    """From the spelling of a C type to the ctypes that may stand for it."""
+# ---- Python: ctypes -----------------------------------------------------------------------------------------------------------
 
-    def __init__(self, snapshot, module):
+
+class CTypes:
+    """bindings/python/src/sotto/_abi.py: a module with CONSTANTS, TYPEDEFS, HANDLES, STRUCTS and FUNCTIONS."""
+
+    NUMBERS = {
+        "int8_t": c.c_int8, "uint8_t": c.c_uint8, "int32_t": c.c_int32, "uint32_t": c.c_uint32,
+        "int64_t": c.c_int64, "uint64_t": c.c_uint64, "double": c.c_double, "float": c.c_float,
+    }
+
+    def __init__(self, path, snapshot):
         self.snapshot = snapshot
-        self.module = module
+        spec = importlib.util.spec_from_file_location("sotto_abi_under_check", path)
+        self.module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(self.module)
 
-    def of(self, text):
-        """The ctypes type of a C type, as the package has to write it."""
+    def declared(self):
+        functions = {name: (result, [(None, kind) for kind in kinds])
+                     for name, (result, kinds) in self.module.FUNCTIONS.items()}
+        structs = {name: self._struct(kind) for name, kind in self.module.STRUCTS.items()}
+        return Declared(self.module.CONSTANTS, self.module.TYPEDEFS, list(self.module.HANDLES), structs, functions)
+
+    @staticmethod
+    def _struct(kind):
+        places = {name: getattr(kind, name) for name, _ in kind._fields_}
+        fields = {name: (member, places[name].offset, places[name].size) for name, member in kind._fields_}
+        return Struct(fields, c.sizeof(kind), c.alignment(kind))
+
+    def _of(self, text):
         text = re.sub(r"\bconst\b", "", text)
         text = re.sub(r"\s+", " ", text).replace(" *", "*").replace("* ", "*").strip()
         array = re.fullmatch(r"(\w+)\[(\d+)\]", text)
         if array:
-            return self.of(array[1]) * int(array[2])
+            return self._of(array[1]) * int(array[2])
         if text in ("void*", "char*"):
             # Text that is written to the caller's memory, or read from it, is an address here.
             return c.c_void_p
-        if text in NUMBERS:
-            return NUMBERS[text]
+        if text in self.NUMBERS:
+            return self.NUMBERS[text]
         if text in self.snapshot["typedefs"]:
             return self.typedef(text)
         if text in self.snapshot["structs"]:
+            if text not in self.module.STRUCTS:
+                raise UnknownType(text)
             return self.module.STRUCTS[text]
         if text.endswith("*"):
-            return self.pointer(text[:-1])
+            return self._pointer(text[:-1])
         raise UnknownType(text)
 
-    def typedef(self, name):
-        spelled = self.snapshot["typedefs"][name]
-        callback = re.fullmatch(r"(\w+) \(\*\)\((.*)\)", spelled)
-        if not callback:
-            return self.of(spelled)
-        result = None if callback[1] == "void" else self.of(callback[1])
-        arguments = [self.argument(a.strip()) for a in callback[2].split(",")]
-        return c.CFUNCTYPE(result, *arguments)
-
-    def pointer(self, target):
+    def _pointer(self, target):
         if target in self.snapshot["handles"]:
             return c.c_void_p
         if target == "char*":
             return c.POINTER(c.c_char_p)
-        return c.POINTER(self.of(target))
+        return c.POINTER(self._of(target))
+
+    def typedef(self, name):
+        """The type that a typedef of C has to be."""
+        callback = callback_of(self.snapshot["typedefs"][name])
+        if callback is None:
+            return self._of(self.snapshot["typedefs"][name])
+        result, arguments = callback
+        return c.CFUNCTYPE(None if result == "void" else self._of(result), *map(self.argument, arguments))
 
     def argument(self, text):
-        """As of(); a text that is passed in, `const char *`, is c_char_p."""
-        return c.c_char_p if text.replace(" ", "") == "constchar*" else self.of(text)
+        """The type that an argument, a result or a field has to be. Text that is passed in, `const char *`, is c_char_p."""
+        return c.c_char_p if text.replace(" ", "") == "constchar*" else self._of(text)
+
+    @staticmethod
+    def same(declared, wanted):
+        if declared is wanted:
+            return True
+        callback = getattr(declared, "_argtypes_", None), getattr(declared, "_restype_", None)
+        return callback[0] is not None and callback == (
+            getattr(wanted, "_argtypes_", None), getattr(wanted, "_restype_", None))
+
+    @staticmethod
+    def show(kind):
+        return "void" if kind is None else kind.__name__
 
 
-def same(declared, wanted):
-    if declared is wanted:
-        return True
-    callback = getattr(declared, "_argtypes_", None), getattr(declared, "_restype_", None)
-    return callback[0] is not None and callback == (
-        getattr(wanted, "_argtypes_", None), getattr(wanted, "_restype_", None))
+def callback_of(text):
+    """(result, arguments) of a typedef's text, or None if it is no callback."""
+    callback = re.fullmatch(r"(\w+) \(\*\)\((.*)\)", text)
+    return callback and (callback[1], [argument.strip() for argument in callback[2].split(",")])
 
 
-def show(kind):
-    return "void" if kind is None else kind.__name__
+# ---- Rust ---------------------------------------------------------------------------------------------------------------------
 
 
-def names_that_differ(what, declared, wanted):
-    return [f"{what} {name} is missing in the package" for name in wanted if name not in declared] + [
-        f"{what} {name} of the package is not in the snapshot" for name in declared if name not in wanted]
+class Rust:
+    """bindings/rust/sotto-sys/src: constants, type aliases, #[repr(C)] structs, handles! and functions!, as text."""
+
+    NUMBERS = {"int8_t": "i8", "uint8_t": "u8", "int32_t": "i32", "uint32_t": "u32", "int64_t": "i64", "uint64_t": "u64",
+               "double": "f64", "float": "f32", "char": "c_char", "void": "c_void"}
+    BYTES = {"i8": 1, "u8": 1, "i32": 4, "u32": 4, "i64": 8, "u64": 8, "f64": 8, "f32": 4}
+
+    CONSTANT = re.compile(r"\bpub const (SOTTO_\w+): \w+ = ([\w\s<|()+-]+);")
+    ALIAS = re.compile(r"\bpub type (sotto_\w+)\s*=\s*([^;]*);")
+    STRUCT = re.compile(r"#\[repr\(C\)\]\s*(?:#\[[^\]]*\]\s*)*pub struct (sotto_\w+) \{([^}]*)\}")
+    FIELD = re.compile(r"\bpub (\w+): ([^,;\[]+|\[[^\]]*\]),")
+    HANDLES = re.compile(r"^handles! \{([^}]*)\}", re.M)
+    FUNCTIONS = re.compile(r"^functions! \{(.*?)^\}", re.M | re.S)
+    FUNCTION = re.compile(r"\bfn (\w+)\(([^)]*)\)(?: -> ([^;]+))?;")
+
+    def __init__(self, path, snapshot):
+        self.snapshot = snapshot
+        files = sorted(path.rglob("*.rs")) if path.is_dir() else [path]
+        self.text = re.sub(r"//.*", "", "\n".join(file.read_text(encoding="utf-8") for file in files))
+
+    def declared(self):
+        found = Declared()
+        for name, value in self.CONSTANT.findall(self.text):
+            # Numbers, operators and constants that came before: the pattern lets nothing else through.
+            found.constants[name] = eval(value, {"__builtins__": {}}, dict(found.constants))
+        self.constants = found.constants
+        found.typedefs = {name: self._plain(text) for name, text in self.ALIAS.findall(self.text)}
+        self.typedefs = found.typedefs
+        found.handles = [name for block in self.HANDLES.findall(self.text) for name in re.findall(r"\w+", block)]
+        for name, block in self.STRUCT.findall(self.text):
+            fields = [(member, self._plain(kind)) for member, kind in self.FIELD.findall(block)]
+            found.structs[name] = lay_out(fields, lambda kind: self._extent(kind, found.structs))
+        for block in self.FUNCTIONS.findall(self.text):
+            for name, arguments, result in self.FUNCTION.findall(block):
+                pairs = [argument.split(":", 1) for argument in arguments.split(",") if argument.strip()]
+                found.functions[name] = self._plain(result), [
+                    (argument.strip().rstrip("_"), self._plain(kind)) for argument, kind in pairs]
+        return found
+
+    def _plain(self, text):
+        """A type without names of arguments, in one spelling, with lengths of arrays as numbers."""
+        text = re.sub(r"\s+", " ", text).strip()
+        text = re.sub(r"\b\w+: ", "", text)
+        text = re.sub(r"(?<=[(<]) | (?=[)>])|,(?= ?[)>])", "", text)
+        return re.sub(r"; (\w+)\]", lambda length: f"; {self.constants.get(length[1], length[1])}]", text)
+
+    def _extent(self, kind, structs):
+        """(size, alignment) of a type."""
+        kind = self.typedefs.get(kind, kind)
+        array = re.fullmatch(r"\[(.*); (\d+)\]", kind)
+        if array:
+            size, align = self._extent(array[1], structs)
+            return size * int(array[2]), align
+        if kind.startswith(("*", "Option<")):
+            return POINTER_BYTES, POINTER_BYTES
+        if kind in structs:
+            return structs[kind].size, structs[kind].align
+        size = self.BYTES.get(kind, 0)
+        return size, max(1, size)
+
+    def typedef(self, name):
+        """The type that a typedef of C has to be."""
+        callback = callback_of(self.snapshot["typedefs"][name])
+        if callback is None:
+            return self.argument(self.snapshot["typedefs"][name])
+        result, arguments = callback
+        arrow = "" if result == "void" else f" -> {self.argument(result)}"
+        return f'Option<unsafe extern "C" fn({", ".join(map(self.argument, arguments))}){arrow}>'
+
+    def argument(self, text):
+        """The type that an argument, a result or a field has to be."""
+        array = re.fullmatch(r"(\w+)\[(\d+)\]", text.strip())
+        if array:
+            return f"[{self.argument(array[1])}; {array[2]}]"
+        first, *pointers = re.sub(r"\s*\*\s*", "*", text.strip()).split("*")
+        words = first.split()
+        kind, constant = self._name(words[-1]), "const" in words[:-1]
+        for qualifier in pointers:
+            kind, constant = f"*{'const' if constant else 'mut'} {kind}", qualifier == "const"
+        return kind
+
+    def _name(self, name):
+        if name in self.NUMBERS:
+            return self.NUMBERS[name]
+        if any(name in self.snapshot[part] for part in ("typedefs", "structs", "handles")):
+            return name
+        raise UnknownType(name)
+
+    @staticmethod
+    def same(declared, wanted):
+        return declared == wanted
+
+    @staticmethod
+    def show(kind):
+        return kind or "void"
 
 
-def check_constants(snapshot, module):
-    wanted, declared = snapshot["constants"], module.CONSTANTS
-    problems = names_that_differ("constant", declared, wanted)
-    for name in sorted(set(wanted) & set(declared)):
-        if wanted[name] != declared[name]:
-            problems.append(f"constant {name} is {declared[name]}, in the snapshot {wanted[name]}")
-    return problems
+def lay_out(fields, extent):
+    """A struct as C lays it out. fields: (name, type); extent(type): (size, alignment)."""
+    places, end, widest = {}, 0, 1
+    for name, kind in fields:
+        size, align = extent(kind)
+        end = (end + align - 1) // align * align
+        places[name] = kind, end, size
+        end, widest = end + size, max(widest, align)
+    return Struct(places, (end + widest - 1) // widest * widest, widest)
 
 
-def check_typedefs(snapshot, module, types):
-    problems = names_that_differ("type", module.TYPEDEFS, snapshot["typedefs"])
-    for name in sorted(set(snapshot["typedefs"]) & set(module.TYPEDEFS)):
-        wanted = types.typedef(name)
-        if not same(module.TYPEDEFS[name], wanted):
-            problems.append(f"type {name} is not {snapshot['typedefs'][name]}")
-    if sorted(module.HANDLES) != sorted(snapshot["handles"]):
-        problems.append(f"handles are {sorted(module.HANDLES)}, in the snapshot {sorted(snapshot['handles'])}")
-    return problems
+# ---- the comparison -----------------------------------------------------------------------------------------------------------
 
 
-def check_struct(name, entry, struct, types):
-    problems = []
-    declared = dict(struct._fields_)
-    fields = {field["name"]: field for field in entry["fields"]}
-    problems += names_that_differ(f"struct {name}: field", declared, fields)
-    for field in (f for f in fields.values() if f["name"] in declared):
-        where = f"struct {name}: field {field['name']}"
-        wanted, found = types.argument(field["type"]), declared[field["name"]]
-        if not same(found, wanted):
-            problems.append(f"{where} is {show(found)}, {field['type']} needs {show(wanted)}")
-        offset, size = getattr(struct, field["name"]).offset, getattr(struct, field["name"]).size
-        if (offset, size) != (field["offset"], field["size"]):
-            problems.append(f"{where} is at {offset} with {size} bytes, in the snapshot at {field['offset']} with "
-                            f"{field['size']}")
-    if (c.sizeof(struct), c.alignment(struct)) != (entry["size"], entry["align"]):
-        problems.append(f"struct {name} has {c.sizeof(struct)} bytes aligned to {c.alignment(struct)}, in the snapshot "
-                        f"{entry['size']} aligned to {entry['align']}")
-    return problems
+@dataclass
+class Language:
+    """A row of the table. reader(path, snapshot) has declared(), typedef(name) and argument(text), which say what C's types have
+    to be in the language, same(declared, wanted) and show(type)."""
+
+    title: str
+    source: Path
+    reader: Callable[[Path, dict], Any]
 
 
-def check_structs(snapshot, module, types):
-    problems = names_that_differ("struct", module.STRUCTS, snapshot["structs"])
-    for name in sorted(set(snapshot["structs"]) & set(module.STRUCTS)):
-        problems += check_struct(name, snapshot["structs"][name], module.STRUCTS[name], types)
-    return problems
+LANGUAGES = {
+    "python": Language("Python", ROOT / "bindings/python/src/sotto/_abi.py", CTypes),
+    "rust": Language("Rust", ROOT / "bindings/rust/sotto-sys/src", Rust),
+}
 
 
-def check_functions(snapshot, module, types):
-    exported = {name: f for name, f in snapshot["functions"].items() if not f.get("inline")}
-    problems = names_that_differ("function", module.FUNCTIONS, exported)
-    for name in sorted(set(exported) & set(module.FUNCTIONS)):
-        result, arguments = module.FUNCTIONS[name]
-        wanted = types.argument(exported[name]["returns"])
-        if not same(result, wanted):
-            problems.append(f"function {name} returns {show(result)}, {exported[name]['returns']} needs {show(wanted)}")
-        params = exported[name]["params"]
-        if len(arguments) != len(params):
-            problems.append(f"function {name} has {len(arguments)} arguments, in the snapshot {len(params)}")
-            continue
-        for index, (found, param) in enumerate(zip(arguments, params)):
-            wanted = types.argument(param["type"])
-            if not same(found, wanted):
-                problems.append(f"function {name}: argument {index} ({param['name']}) is {show(found)}, {param['type']} "
-                                f"needs {show(wanted)}")
-    return problems
+class Comparison:
+    """One language against the snapshot; problems has the differences."""
 
+    def __init__(self, language, source, snapshot):
+        self.title, self.snapshot = language.title, snapshot
+        self.types = language.reader(source, snapshot)
+        self.declared = self.types.declared()
+        self.problems = []
 
-def differences(snapshot, module):
-    types = Types(snapshot, module)
-    problems = check_constants(snapshot, module) + names_that_differ("struct", module.STRUCTS, snapshot["structs"])
-    if problems:  # the rest refers to structs by name
-        return problems
-    return check_typedefs(snapshot, module, types) + check_structs(snapshot, module, types) + check_functions(
-        snapshot, module, types)
+    def run(self):
+        self.names("constant", self.declared.constants, self.snapshot["constants"])
+        self.names("struct", self.declared.structs, self.snapshot["structs"])
+        if self.problems:  # the rest refers to structs by name
+            return
+        self.constants()
+        self.typedefs()
+        for name, entry in sorted(self.snapshot["structs"].items()):
+            self.struct(name, entry, self.declared.structs[name])
+        self.functions()
+
+    def say(self, text):
+        self.problems.append(f"{self.title}: {text}")
+
+    def names(self, what, declared, wanted):
+        for name in wanted:
+            if name not in declared:
+                self.say(f"{what} {name} is missing")
+        for name in declared:
+            if name not in wanted:
+                self.say(f"{what} {name} is not in the snapshot")
+
+    def check_type(self, where, found, text):
+        wanted = self.types.argument(text)
+        if not self.types.same(found, wanted):
+            self.say(f"{where} {self.types.show(found)}, {text} needs {self.types.show(wanted)}")
+
+    def constants(self):
+        for name, value in sorted(self.snapshot["constants"].items()):
+            if self.declared.constants[name] != value:
+                self.say(f"constant {name} is {self.declared.constants[name]}, in the snapshot {value}")
+
+    def typedefs(self):
+        wanted = self.snapshot["typedefs"]
+        self.names("type", self.declared.typedefs, wanted)
+        for name in sorted(set(wanted) & set(self.declared.typedefs)):
+            if not self.types.same(self.declared.typedefs[name], self.types.typedef(name)):
+                self.say(f"type {name} is not {wanted[name]}")
+        handles = sorted(self.snapshot["handles"])
+        if sorted(self.declared.handles) != handles:
+            self.say(f"handles are {sorted(self.declared.handles)}, in the snapshot {handles}")
+
+    def struct(self, name, entry, struct):
+        fields = {member["name"]: member for member in entry["fields"]}
+        self.names(f"struct {name}: field", struct.fields, fields)
+        for member in (member for member in fields.values() if member["name"] in struct.fields):
+            where = f"struct {name}: field {member['name']}"
+            found, *place = struct.fields[member["name"]]
+            self.check_type(f"{where} is", found, member["type"])
+            if place != [member["offset"], member["size"]]:
+                self.say(f"{where} is at {place[0]} with {place[1]} bytes, in the snapshot at {member['offset']} with "
+                         f"{member['size']}")
+        if (struct.size, struct.align) != (entry["size"], entry["align"]):
+            self.say(f"struct {name} has {struct.size} bytes aligned to {struct.align}, in the snapshot {entry['size']} aligned "
+                     f"to {entry['align']}")
+
+    def functions(self):
+        exported = {name: f for name, f in self.snapshot["functions"].items() if not f.get("inline")}
+        self.names("function", self.declared.functions, exported)
+        for name in sorted(set(exported) & set(self.declared.functions)):
+            result, arguments = self.declared.functions[name]
+            self.check_type(f"function {name} returns", result, exported[name]["returns"])
+            params = exported[name]["params"]
+            if len(arguments) != len(params):
+                self.say(f"function {name} has {len(arguments)} arguments, in the snapshot {len(params)}")
+                continue
+            for index, ((called, found), param) in enumerate(zip(arguments, params)):
+                self.check_type(f"function {name}: argument {index} ({param['name']}) is", found, param["type"])
+                if called not in (None, param["name"]):
+                    self.say(f"function {name}: argument {index} is called {called}, in the snapshot {param['name']}")
 
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
     parser.add_argument("--snapshot", default=SNAPSHOT, type=Path)
-    parser.add_argument("--module", default=MODULE, type=Path)
+    parser.add_argument("--language", choices=LANGUAGES, help="this one alone")
+    parser.add_argument("--source", type=Path, help="its declarations, in place of those of this tree")
     options = parser.parse_args(arguments)
+    if options.source and not options.language:
+        parser.error("--source needs --language")
     snapshot = json.loads(options.snapshot.read_text(encoding="utf-8"))
-    module = load(options.module)
-    problems = differences(snapshot, module)
-    for problem in problems:
-        print(problem)
-    print(f"{len(module.FUNCTIONS)} functions, {len(module.STRUCTS)} structs, {len(module.CONSTANTS)} constants checked, "
-          f"{len(problems)} differences")
-    return 1 if problems else 0
+    different = 0
+    for name in [options.language] if options.language else LANGUAGES:
+        language = LANGUAGES[name]
+        comparison = Comparison(language, options.source or language.source, snapshot)
+        comparison.run()
+        print(*comparison.problems, sep="\n", end="\n" if comparison.problems else "")
+        declared = comparison.declared
+        print(f"{language.title}: {len(declared.functions)} functions, {len(declared.structs)} structs, "
+              f"{len(declared.constants)} constants checked, {len(comparison.problems)} differences")
+        different += len(comparison.problems)
+    return 1 if different else 0
 
 
 if __name__ == "__main__":

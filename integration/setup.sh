@@ -53,6 +53,7 @@ clang-format-14    | command clang-format-14
 abigail-tools      | command abidiff
 universal-ctags    | command ctags
 shellcheck         | command shellcheck
+cargo              | command cargo
 libboost-context-dev | header boost/context/detail/fcontext.hpp
 python3-pytest     | python pytest
 python3-venv       | python ensurepip

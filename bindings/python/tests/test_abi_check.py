@@ -1,6 +1,7 @@
-"""abi_check.py accepts the package as it is and finds planted mismatches."""
+"""abi_check.py accepts the bindings as they are and finds planted mismatches."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -8,7 +9,8 @@ import pytest
 from ranks import ROOT
 
 CHECK = ROOT / "bindings/abi_check.py"
-MODULE = ROOT / "bindings/python/src/sotto/_abi.py"
+PYTHON = ROOT / "bindings/python/src/sotto/_abi.py"
+RUST = ROOT / "bindings/rust/sotto-sys/src"
 SNAPSHOT = ROOT / "capi/abi/sotto.abi.json"
 
 
@@ -19,10 +21,12 @@ def check(*arguments):
     return run.returncode, run.stdout
 
 
-def test_the_package_is_in_step():
+def test_all_bindings_are_in_step():
     code, text = check()
     assert code == 0, text
-    assert ", 0 differences" in text
+    lines = text.splitlines()
+    assert {"Python", "Rust"} <= {line.split(":")[0] for line in lines}
+    assert all(line.endswith(", 0 differences") for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -64,17 +68,114 @@ def test_the_package_is_in_step():
         ),
     ],
 )
-def test_a_planted_mismatch_is_found(tmp_path, before, after, message):
-    source = MODULE.read_text()
+def test_a_mismatch_planted_in_python_is_found(tmp_path, before, after, message):
+    source = PYTHON.read_text()
     assert source.count(before) == 1
     planted = tmp_path / "_abi.py"
     planted.write_text(source.replace(before, after))
-    code, text = check("--module", planted)
+    code, text = check("--language", "python", "--source", planted)
     assert code == 1
-    assert message in text
+    assert f"Python: {message}" in text
 
 
-def test_what_the_package_lacks_is_found(tmp_path):
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        (
+            "SOTTO_E_BUSY: sotto_status = -5;",
+            "SOTTO_E_BUSY: sotto_status = -6;",
+            "constant SOTTO_E_BUSY is -6, in the snapshot -5",
+        ),
+        (
+            "SOTTO_FLOAT16: sotto_dtype = 0x0001_1002;",
+            "SOTTO_FLOAT16: sotto_dtype = 0x0001_1003;",
+            "constant SOTTO_FLOAT16 is 69635",
+        ),
+        (
+            "pub const SOTTO_E_BUSY: sotto_status = -5;\n",
+            "",
+            "constant SOTTO_E_BUSY is missing",
+        ),
+        ("    pub tag: u64,\n", "    pub tag: u32,\n", "struct sotto_call: field tag is u32"),
+        (
+            "    pub transport: *const c_char,",
+            "    pub transport: *mut c_char,",
+            "struct sotto_comm_config: field transport is *mut c_char, const char * needs *const",
+        ),
+        ("    pub group: u32,\n", "", "struct sotto_param: field group is missing"),
+        (
+            "    pub rank: i32,\n    pub size: i32,\n",
+            "    pub size: i32,\n    pub rank: i32,\n",
+            "struct sotto_comm_config: field rank is at 8",
+        ),
+        (
+            "    pub bytes: [u8; SOTTO_UNIQUE_ID_BYTES],",
+            "    pub bytes: [u8; 64],",
+            "struct sotto_unique_id: field bytes is [u8; 64]",
+        ),
+        (
+            "#[repr(C)]\n#[derive(Clone, Copy, Debug)]\npub struct sotto_parts",
+            "#[derive(Clone, Copy, Debug)]\npub struct sotto_parts",
+            "struct sotto_parts is missing",
+        ),
+        (
+            "fn sotto_op_wait(op: *mut sotto_op, timeout_us: i64)",
+            "fn sotto_op_wait(op: *mut sotto_op, timeout_us: i32)",
+            "function sotto_op_wait: argument 1 (timeout_us) is i32",
+        ),
+        (
+            "fn sotto_op_wait(op: *mut sotto_op, timeout_us: i64)",
+            "fn sotto_op_wait(timeout_us: i64, op: *mut sotto_op)",
+            "function sotto_op_wait: argument 0 (op) is i64",
+        ),
+        (
+            "comm: *mut sotto_comm,\n        color: i32,\n        key: i32,",
+            "comm: *mut sotto_comm,\n        key: i32,\n        color: i32,",
+            "function sotto_comm_split: argument 1 is called key, in the snapshot color",
+        ),
+        (
+            "fn sotto_op_test(op: *mut sotto_op)",
+            "fn sotto_op_test()",
+            "function sotto_op_test has 0 arguments",
+        ),
+        (
+            "    fn sotto_op_test(op: *mut sotto_op) -> sotto_status;\n",
+            "",
+            "function sotto_op_test is missing",
+        ),
+        (
+            "fn sotto_comm_destroy(",
+            "fn sotto_comm_destruct(",
+            "function sotto_comm_destruct is not in the snapshot",
+        ),
+        (
+            "fn sotto_version_string() -> *const c_char;",
+            "fn sotto_version_string() -> i32;",
+            "function sotto_version_string returns i32",
+        ),
+        (
+            "fn(user: *mut c_void, status: sotto_status)>;",
+            "fn(user: *mut c_void)>;",
+            "type sotto_done_fn is not",
+        ),
+        ("pub type sotto_dtype = u32;", "pub type sotto_dtype = i32;", "type sotto_dtype is not"),
+        ("sotto_outer, sotto_overlap", "sotto_overlap", "handles are"),
+    ],
+)
+def test_a_mismatch_planted_in_rust_is_found(tmp_path, before, after, message):
+    places = [file for file in RUST.glob("*.rs") if before in file.read_text()]
+    assert len(places) == 1
+    planted = tmp_path / "src"
+    shutil.copytree(RUST, planted)
+    source = places[0].read_text()
+    assert source.count(before) == 1
+    (planted / places[0].name).write_text(source.replace(before, after))
+    code, text = check("--language", "rust", "--source", planted)
+    assert code == 1
+    assert f"Rust: {message}" in text
+
+
+def test_what_a_binding_lacks_is_found(tmp_path):
     snapshot = json.loads(SNAPSHOT.read_text())
     snapshot["functions"]["sotto_new"] = {"returns": "sotto_status", "params": []}
     del snapshot["functions"]["sotto_barrier"]
@@ -82,5 +183,6 @@ def test_what_the_package_lacks_is_found(tmp_path):
     newer.write_text(json.dumps(snapshot))
     code, text = check("--snapshot", newer)
     assert code == 1
-    assert "function sotto_new is missing in the package" in text
-    assert "function sotto_barrier of the package is not in the snapshot" in text
+    for title in ("Python", "Rust"):
+        assert f"{title}: function sotto_new is missing" in text
+        assert f"{title}: function sotto_barrier is not in the snapshot" in text
