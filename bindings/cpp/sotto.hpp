@@ -28,7 +28,7 @@
 //   - ~op waits until the operation has ended, for which its deadline provides, since memory that
 //     it reads and writes may be gone next. detach() gives it up without that: then the memory has
 //     to live until the comm has been destroyed.
-//   - ~round, of an overlap, withdraws a round that was not finished. ~group starts and waits for
+//   - ~overlap_round withdraws a round that was not finished. ~group starts and waits for
 //     what was collected.
 //   - In a callback of the library nothing can be waited for or destroyed: handles that end there
 //     are leaked.

@@ -69,15 +69,16 @@ struct dtype_of<bfloat16> {
 struct device {
   sotto_device_type type;
   std::int32_t id;
+
+  static device cpu() noexcept { return {SOTTO_DEVICE_CPU, 0}; }
+  static device cuda(std::int32_t number) noexcept { return {SOTTO_DEVICE_CUDA, number}; }
+  static device cuda_host() noexcept { return {SOTTO_DEVICE_CUDA_HOST, 0}; }
 };
-inline device cpu() noexcept { return {SOTTO_DEVICE_CPU, 0}; }
-inline device cuda(std::int32_t id) noexcept { return {SOTTO_DEVICE_CUDA, id}; }
-inline device cuda_host() noexcept { return {SOTTO_DEVICE_CUDA_HOST, 0}; }
 
 // `count` elements at `data`, which is borrowed. Whether an operation writes them is the matter of
 // the function that the buffer is given to: constness ends here.
 template <class T>
-sotto_buffer buffer_of(T* data, std::uint64_t count, device where = cpu()) noexcept {
+sotto_buffer buffer_of(T* data, std::uint64_t count, device where = device::cpu()) noexcept {
   typedef typename std::remove_cv<T>::type element;
   return {const_cast<element*>(data), count, dtype_of<element>::value, where.type, where.id, 0};
 }
@@ -94,7 +95,7 @@ sotto_buffer buffer_of(T (&array)[N]) noexcept {
 
 // Dtype and count without memory, for functions that take buffers "like" these.
 template <class T>
-sotto_buffer buffer_like(std::uint64_t count, device where = cpu()) noexcept {
+sotto_buffer buffer_like(std::uint64_t count, device where = device::cpu()) noexcept {
   return buffer_of(static_cast<T*>(nullptr), count, where);
 }
 

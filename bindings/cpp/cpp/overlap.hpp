@@ -14,11 +14,12 @@ inline namespace SOTTO_CPP_ABI {
 
 // One round of an overlap, from overlap::begin on. The destructor withdraws a round that finish()
 // has not closed, and waits until the operation has ended: the others need not wait for this rank.
-class SOTTO_CPP_CHECKED round {
+class SOTTO_CPP_CHECKED overlap_round {
  public:
-  round() noexcept : overlap_(nullptr) {}
-  round(round&& other) noexcept : overlap_(other.take()), op_(std::move(other.op_)) {}
-  round& operator=(round&& other) noexcept {
+  overlap_round() noexcept : overlap_(nullptr) {}
+  overlap_round(overlap_round&& other) noexcept
+      : overlap_(other.take()), op_(std::move(other.op_)) {}
+  overlap_round& operator=(overlap_round&& other) noexcept {
     if (this != &other) {
       give_up();
       overlap_ = other.take();
@@ -26,9 +27,9 @@ class SOTTO_CPP_CHECKED round {
     }
     return *this;
   }
-  round(const round&) = delete;
-  round& operator=(const round&) = delete;
-  ~round() { give_up(); }
+  overlap_round(const overlap_round&) = delete;
+  overlap_round& operator=(const overlap_round&) = delete;
+  ~overlap_round() { give_up(); }
 
   // Gradients where `like` said are final, behind what is queued on a cudaStream_t. Threads: any.
   outcome<void> ready(std::uint64_t index, void* stream = nullptr) {
@@ -72,7 +73,8 @@ class SOTTO_CPP_CHECKED round {
  private:
   friend class overlap;
 
-  round(sotto_overlap* overlap, sotto_op* started) noexcept : overlap_(overlap), op_(started) {}
+  overlap_round(sotto_overlap* overlap, sotto_op* started) noexcept
+      : overlap_(overlap), op_(started) {}
 
   outcome<void> mark(span<const std::uint64_t> indices, const sotto_buffer* grads, void* stream) {
     const std::uint64_t n = indices.size();
@@ -107,10 +109,10 @@ class SOTTO_CPP_CHECKED overlap : public handle<sotto_overlap, sotto_overlap_des
   }
 
   // Collective.
-  outcome<round> begin(const call& options = call()) {
+  outcome<overlap_round> begin(const call& options = call()) {
     sotto_op* started = nullptr;
     const sotto_status code = sotto_overlap_begin(get(), options.get(), &started);
-    return detail::finish(code, round(code == SOTTO_OK ? get() : nullptr, started));
+    return detail::finish(code, overlap_round(code == SOTTO_OK ? get() : nullptr, started));
   }
 
   outcome<sotto_overlap_info> info() const {
