@@ -295,7 +295,6 @@ TEST(CppHandles, DroppedGroupsAreStarted) {
 
 // 1000 cycles leave nothing behind: neither memory of the heap nor handles.
 TEST(CppHandles, ThousandCyclesWithoutALeak) {
-  if (kSanitized) GTEST_SKIP() << "the sanitizer counts leaks itself, and has a heap of its own";
   const auto cycles = [](int n) {
     for (int i = 0; i < n; ++i) {
       Objects o;
@@ -309,6 +308,7 @@ TEST(CppHandles, ThousandCyclesWithoutALeak) {
       }
     }
   };
+  if (kSanitized) return cycles(100);  // leaks are the sanitizer's to count
   cycles(100);
   const auto before = ::mallinfo2();
   cycles(1000);

@@ -14,9 +14,7 @@ struct Model {
     for (size_t i = 0; i < gradients.size(); ++i)
       gradients[i] = static_cast<float>((i * 7 + static_cast<size_t>(rank)) % 23) - 11;
   }
-  std::vector<param> params() {
-    return {param(kName, weights).grad(gradients).model_copy(copies)};
-  }
+  std::vector<param> params() { return {param(kName, weights).grad(gradients).model_copy(copies)}; }
 
   static constexpr const char* kName = "w";
   std::vector<float> weights, gradients;
