@@ -57,17 +57,11 @@ build() {
   "$CMAKE" --build --preset "$1" -j "$(cores)" >"$out/build.log" 2>&1 || die "building failed: $(tail "$out/build.log")"
 }
 
-make_deb() {
-  say "== Debian packages ($(elapsed))"
-  build package
-  rm -f "$out"/*.deb
-  "${CMAKE%cmake}cpack" --preset deb -B "$out" >"$out/deb.log" 2>&1 || die "cpack failed: $(tail "$out/deb.log")"
-}
-
 test_deb() {
   local root=$out/deb-root tree=$out/deb-tree
-  make_deb
-  python3 -B tests/scripts/debian_packages.py "$out" "$tree" "$CMAKE"
+  say "== Debian packages ($(elapsed))"
+  build package
+  python3 -B tests/scripts/debian_packages.py "$CMAKE" build/package "$out" "$tree"
   fresh_root deb-root
   # What the root lacks of the dependencies; dpkg refuses to configure a package without them.
   (cd "$root" && apt-get download -q libhwy1 >/dev/null)

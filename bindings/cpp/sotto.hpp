@@ -31,7 +31,7 @@
 //   - ~overlap_round withdraws a round that was not finished. ~group starts and waits for
 //     what was collected.
 //   - In a callback of the library nothing can be waited for or destroyed: handles that end there
-//     are leaked.
+//     are leaked, and operations given up as by detach().
 //
 // Memory. Buffers are borrowed, as sotto.h says: until the operation has ended, or, those of
 // optim, outer and overlap, as long as these live. Lists of buffers, parameters and parts, and

@@ -1,10 +1,10 @@
 #!/usr/bin/python3
 """What is in the Debian packages, and programs that are compiled against them alone.
 
-    debian_packages.py FOLDER TREE CMAKE
+    debian_packages.py CMAKE BUILD [FOLDER TREE]
 
-FOLDER has the packages of cpack. TREE becomes what they unpack to, and trainer/cpp-trainer in it a program that was built with
-CMake's package of libsotto-dev.
+FOLDER becomes where cpack puts the packages of the build directory BUILD, TREE what they unpack to, and trainer/cpp-trainer in
+it a program that was built with CMake's package of libsotto-dev. Without them nothing is kept.
 """
 
 import os
@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +42,7 @@ def require(condition, text):
 
 
 def one(folder, pattern):
-    found = sorted(folder.rglob(pattern))
+    found = sorted(path for path in folder.rglob(pattern) if "_CPack_Packages" not in path.parts)
     require(len(found) == 1, f"{folder}: {pattern} is there {len(found)} times: {found}")
     return found[0]
 
@@ -83,8 +84,8 @@ def compile_with_cmake(tree, cmake):
     require("weights are equal on all ranks" in out, out)
 
 
-def main(folder, tree, cmake):
-    folder, tree = Path(folder), Path(tree)
+def check(cmake, build, folder, tree):
+    run(Path(cmake).with_name("cpack"), "-G", "DEB", "-B", folder, cwd=build)
     shutil.rmtree(tree, ignore_errors=True)
     for name in MUST_HAVE:
         package = one(folder, f"{name}_*.deb")
@@ -95,7 +96,22 @@ def main(folder, tree, cmake):
     print("the packages have what they should; programs compile against them and run")
 
 
+def main(cmake, build, *places):
+    if not shutil.which("dpkg-shlibdeps"):
+        print("SKIPPED: dpkg-shlibdeps is not installed: apt-get install dpkg-dev")
+        return 77
+    if places:
+        folder, tree = (Path(place).resolve() for place in places)
+        for old in folder.glob("*.deb"):
+            old.unlink()
+        check(cmake, build, folder, tree)
+    else:
+        with tempfile.TemporaryDirectory() as name:
+            check(cmake, build, Path(name), Path(name) / "tree")
+    return 0
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 4:
+    if len(sys.argv) not in (3, 5):
         sys.exit(__doc__)
-    main(*sys.argv[1:])
+    sys.exit(main(*sys.argv[1:]))
