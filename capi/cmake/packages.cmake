@@ -22,13 +22,11 @@ set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
 set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS_POLICY "=")  # before 1.0 every minor version may break
 # Between the packages the version is the same, revision included.
 set(CPACK_DEBIAN_PACKAGE_RELEASE 1)
-set(CPACK_COMPONENT_RUNTIME_DESCRIPTION "${PROJECT_DESCRIPTION}
- The shared library libsotto.so and the tools sotto and sotto-run.")
+set(CPACK_COMPONENT_RUNTIME_DESCRIPTION "The shared library libsotto.so and the tools sotto and sotto-run.")
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_NAME sotto)
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_SUGGESTS "python3, python3-matplotlib, python3-numpy, iproute2")  # sotto bench net
-set(CPACK_COMPONENT_DEVELOPMENT_DESCRIPTION "${PROJECT_DESCRIPTION}, for programs in C and C++
- Headers, the CMake package and the pkg-config file.")
+set(CPACK_COMPONENT_DEVELOPMENT_DESCRIPTION "For programs in C and C++: headers, the CMake package and the pkg-config file.")
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_NAME libsotto-dev)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_SECTION libdevel)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS "sotto (= ${PROJECT_VERSION}-${CPACK_DEBIAN_PACKAGE_RELEASE})")

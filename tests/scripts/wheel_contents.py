@@ -13,7 +13,7 @@ from pathlib import Path
 
 OF_THE_SYSTEM = re.compile(r"^(libc|libm|libpthread|libdl|librt|ld-linux-x86-64|libstdc\+\+|libgcc_s)\.so")
 MUST_HAVE = ("sotto/lib/libsotto.so.0", "sotto/lib/libhwy.so.1", "sotto/LICENSE", "sotto/py.typed")
-NOT_LINKED = re.compile(r"^(libstdc\+\+|libgcc_s)\.so")  # by ours: they are linked in
+NOT_LINKED = re.compile(r"^libstdc\+\+\.so")  # by ours: it is linked in
 
 
 def needed(path):
