@@ -55,6 +55,8 @@ universal-ctags    | command ctags
 shellcheck         | command shellcheck
 libboost-context-dev | header boost/context/detail/fcontext.hpp
 python3-pytest     | python pytest
+python3-yaml       | python yaml
+dpkg-dev           | command dpkg-shlibdeps
 python3-venv       | python ensurepip
 '
 
