@@ -14,7 +14,8 @@ import tempfile
 from pathlib import Path
 
 RANKS = "4"
-SMALL = ("--width", "16", "--layers", "1", "--mlp", "32", "--positions", "16", "--masked", "4", "--eval-sequences", "4", "--progress", "off")
+SMALL = ("--width", "16", "--layers", "1", "--mlp", "32", "--positions", "16", "--masked", "4",
+         "--eval-sequences", "4", "--progress", "off")
 
 
 def run(*command):

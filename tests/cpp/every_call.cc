@@ -178,7 +178,11 @@ void overlapped(sotto::comm& comm) {
   DO(round.finish());
   DO(round.withdraw("why"));
   DO(round.wait());
-  round.operation().error();
+  static_cast<void>(round.error());
+  static_cast<void>(round.get());
+  DO(round.test());
+  DO(round.wait_for(std::chrono::seconds(1)));
+  DO(round.stats());
   DO(overlap.info());
   DO(overlap.report("order"));
   states(overlap);

@@ -167,7 +167,7 @@ TEST(CppTraining, Overlap) {
                          "ready: indices are 1 and grads are 2");
                    round.finish();
                    round.wait();
-                   require(round.operation().error().ok(), "ended");
+                   require(round.error().ok(), "ended");
                    require(a[9] == 0.5f && b[0] == (k == 2 ? 0.0f : 1.0f) && c[0] == 2.0f, "means");
                  }
                  require(averages.info().rounds == 3, "rounds");

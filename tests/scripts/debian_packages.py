@@ -78,7 +78,8 @@ def compile_with_pkg_config(tree):
 
 def compile_with_cmake(tree, cmake):
     """integration/cpp_trainer, from nothing."""
-    run(cmake, "-S", ROOT / "integration/cpp_trainer", "-B", tree / "trainer", f"-DCMAKE_PREFIX_PATH={tree}/usr", "-DCMAKE_BUILD_TYPE=Release")
+    run(cmake, "-S", ROOT / "integration/cpp_trainer", "-B", tree / "trainer", f"-DCMAKE_PREFIX_PATH={tree}/usr",
+        "-DCMAKE_BUILD_TYPE=Release")
     run(cmake, "--build", tree / "trainer")
     out = run(tree / "usr/bin/sotto-run", "-n", "2", "--timeout", "100", "--", tree / "trainer/cpp-trainer")
     require("weights are equal on all ranks" in out, out)

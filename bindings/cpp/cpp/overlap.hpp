@@ -12,24 +12,34 @@
 namespace sotto {
 inline namespace SOTTO_CPP_ABI {
 
-// One round of an overlap, from overlap::begin on. The destructor withdraws a round that finish()
-// has not closed, and waits until the operation has ended: the others need not wait for this rank.
-class SOTTO_CPP_CHECKED overlap_round {
+// One round of an overlap, from overlap::begin on, and its operation. The destructor withdraws a
+// round that finish() has not closed, and waits until the operation has ended: the others need not
+// wait for this rank.
+class SOTTO_CPP_CHECKED overlap_round : private op {
  public:
   overlap_round() noexcept : overlap_(nullptr) {}
   overlap_round(overlap_round&& other) noexcept
-      : overlap_(other.take()), op_(std::move(other.op_)) {}
+      : op(static_cast<op&&>(other)), overlap_(other.take()) {}
   overlap_round& operator=(overlap_round&& other) noexcept {
     if (this != &other) {
       give_up();
       overlap_ = other.take();
-      op_ = std::move(other.op_);
+      op::operator=(static_cast<op&&>(other));
     }
     return *this;
   }
   overlap_round(const overlap_round&) = delete;
   overlap_round& operator=(const overlap_round&) = delete;
   ~overlap_round() { give_up(); }
+
+  using op::error;
+  using op::get;
+  using op::stats;
+  using op::stream_wait;
+  using op::test;
+  using op::wait;
+  using op::wait_for;
+  using op::operator bool;
 
   // Gradients where `like` said are final, behind what is queued on a cudaStream_t. Threads: any.
   outcome<void> ready(std::uint64_t index, void* stream = nullptr) {
@@ -63,18 +73,16 @@ class SOTTO_CPP_CHECKED overlap_round {
   }
   // This rank gives the round up: wait() says CANCELLED, on every rank.
   outcome<void> withdraw(text reason = text()) {
-    return detail::finish(sotto_overlap_withdraw(take(), reason.c_str()));
+    const sotto_status code = sotto_overlap_withdraw(overlap_, reason.c_str());
+    if (code == SOTTO_OK) overlap_ = nullptr;
+    return detail::finish(code);
   }
-
-  outcome<void> wait() { return op_.wait(); }
-  // The operation of the round, for everything else.
-  op& operation() noexcept { return op_; }
 
  private:
   friend class overlap;
 
   overlap_round(sotto_overlap* overlap, sotto_op* started) noexcept
-      : overlap_(overlap), op_(started) {}
+      : op(started), overlap_(overlap) {}
 
   outcome<void> mark(span<const std::uint64_t> indices, const sotto_buffer* grads, void* stream) {
     const std::uint64_t n = indices.size();
@@ -85,14 +93,16 @@ class SOTTO_CPP_CHECKED overlap_round {
     overlap_ = nullptr;
     return overlap;
   }
-  // An overlap that has been destroyed meanwhile has withdrawn, and refuses this.
+  // An operation whose round could not be withdrawn has no end to wait for: it is given up. One of
+  // an overlap that has been destroyed meanwhile has ended.
   void give_up() noexcept {
     sotto_overlap* const open = take();
-    if (open != nullptr && op_) sotto_overlap_withdraw(open, "the round was dropped");
+    if (open == nullptr || sotto_overlap_withdraw(open, "the round was dropped") == SOTTO_OK)
+      return;
+    if (sotto_op_test(get()) == SOTTO_IN_PROGRESS) sotto_op_release(release());
   }
 
   sotto_overlap* overlap_;  // while the round is open
-  op op_;
 };
 
 class SOTTO_CPP_CHECKED overlap : public handle<sotto_overlap, sotto_overlap_destroy> {
