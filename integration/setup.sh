@@ -56,6 +56,8 @@ shellcheck         | command shellcheck
 cargo              | command cargo
 libboost-context-dev | header boost/context/detail/fcontext.hpp
 python3-pytest     | python pytest
+python3-yaml       | python yaml
+dpkg-dev           | command dpkg-shlibdeps
 python3-venv       | python ensurepip
 '
 

@@ -6,7 +6,7 @@ set -euo pipefail
 
 # What runs under which sanitizer. Labels are the folders of tests/, cli, python (bindings/python) and rust (bindings/rust). Cases labelled no_sanitizer measure time or
 # start programs that are not ours.
-ASAN_LABELS='^(unit|conformance|ranks|faults|fuzz|cli|emulation/(cuda|nccl|simt)|kernels_emulated|cuda_device|cuda|nccl)$'
+ASAN_LABELS='^(unit|conformance|ranks|cpp|faults|fuzz|cli|emulation/(cuda|nccl|simt)|kernels_emulated|cuda_device|cuda|nccl)$'
 TSAN_LABELS='^(unit|conformance|ranks|faults|emulation/(cuda|simt)|kernels_emulated)$'
 GPU_LABELS='^(emulation/(cuda|nccl|simt)|kernels_emulated|cuda_device|cuda|nccl)$'
 # Not under sanitizers: more than 4 ranks, optimizers that differ from others in their arithmetic only, test parts that
@@ -30,7 +30,7 @@ UndefinedBehaviorSanitizer (asan), and with ThreadSanitizer (tsan).
   --sanitizers     all three (default)
   --gpu-emulation  something else: all that runs on the emulated GPU and the fake NCCL, whole, under both
                    sanitizers, of which the other runs have a selection
-  --label REGEX    only tests whose label matches: unit, conformance, ranks, faults, fuzz, abi, golden, cli,
+  --label REGEX    only tests whose label matches: unit, conformance, ranks, cpp, faults, fuzz, abi, golden, cli,
                    emulation/async_device, emulation/cuda, emulation/nccl, emulation/simt, support,
                    kernels_emulated, cuda_device, cuda, nccl, lint, model, python, rust, readme, report, scripts,
                    perf

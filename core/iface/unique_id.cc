@@ -6,7 +6,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <random>
+#include <fstream>
+#include <stdexcept>
 
 #include "core/base/hash.h"
 
@@ -89,8 +90,12 @@ uint64_t random_token() {
   while (token == 0) {
     const ssize_t n = getrandom(&token, sizeof token, 0);
     if (n == sizeof token || (n < 0 && errno == EINTR)) continue;
-    token = (uint64_t{std::random_device()()} << 32) |
-            std::random_device()();  // a kernel without getrandom
+    // A kernel without getrandom. Not std::random_device, which asks for a newer C library where it
+    // is linked statically.
+    std::ifstream source("/dev/urandom", std::ios::binary);
+    if (!source.read(reinterpret_cast<char*>(&token), sizeof token)) {
+      throw std::runtime_error("no random numbers: neither getrandom() nor /dev/urandom has any");
+    }
   }
   return token;
 }

@@ -25,6 +25,7 @@
 #include "model.h"
 #include "options.h"
 #include "ranks.h"
+#include "record.h"
 #include "totals.h"
 
 typedef struct Trainer {
@@ -38,7 +39,8 @@ typedef struct Trainer {
   sotto_optim_info info;      /* before the next step */
   sotto_comm_counters before; /* of ranks.comm, before the next step */
   Totals totals;
-  Log log; /* rank 0 */
+  Log log;      /* rank 0 */
+  FILE* record; /* NULL: none */
   RunKey key;
   Latest latest;   /* checkpoint that "latest" points at */
   int64_t last_ns; /* end of the last step, or the clock's start */
@@ -80,9 +82,6 @@ static void agree_on_start(Trainer* t) {
   ranks_broadcast(&t->ranks, t->model->params, t->model->n_params, SOTTO_FLOAT32);
 }
 
-/* Group 0: matrices, with the configuration's weight decay. Group 1: gains and distance biases,
- * whose weight decay the configuration sets to 0 ("sotto": {"param_groups": [{}, {"weight_decay":
- * 0.0}]}). */
 static void create_optimizer(Trainer* t, const char* config) {
   Model* model = t->model;
   sotto_param* params = calloc((size_t)model->n_tensors, sizeof *params);
@@ -91,7 +90,7 @@ static void create_optimizer(Trainer* t, const char* config) {
     const Tensor* tensor = &model->tensors[i];
     params[i].struct_size = sizeof *params;
     params[i].name = tensor->name;
-    params[i].group = tensor->decay ? 0 : 1;
+    params[i].group = tensor_group(tensor);
     params[i].param = buffer_of(model->params + tensor->offset, tensor->count, SOTTO_FLOAT32);
     params[i].grad = buffer_of(model->grads + tensor->offset, tensor->count, SOTTO_FLOAT32);
   }
@@ -223,6 +222,7 @@ static int train_step(Trainer* t) {
   sotto_op_stats stats;
   sotto_op* op = NULL;
   record.loss = compute_gradient(t);
+  if (t->record) record_step(t->record, t->model);
   const int64_t computed_ns = now_ns();
   check(sotto_optim_step(t->optim, NULL, &op), "sotto_optim_step");
   finish_op(op, &stats, "sotto_optim_step");
@@ -415,6 +415,7 @@ static void set_up(Trainer* t) {
   t->totals.eval_loss = NAN;
   if (o->save) prepare_checkpoints(t);
   if (o->resume) resume(t);
+  if (o->record) t->record = record_open(o->record, t->ranks.rank, t->model);
   read_optimizer_info(t);
 }
 
@@ -438,6 +439,7 @@ int main(int argc, char** argv) {
   const size_t windows = data_held_out_windows(&t->data, &t->model->shape);
   report(t, evaluate(t, EVAL_ALL, windows), windows);
   if (t->ranks.rank == 0) log_close(&t->log);
+  if (t->record) record_close(t->record);
   check(sotto_outer_destroy(t->outer), "sotto_outer_destroy");
   check(sotto_optim_destroy(t->optim), "sotto_optim_destroy");
   ranks_leave(&t->ranks);

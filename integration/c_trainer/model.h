@@ -37,6 +37,11 @@ typedef struct Tensor {
   int decay;       /* 1: weight decay applies (matrices), 0: it does not (gains, distance biases) */
 } Tensor;
 
+/* Parameter group 0: matrices, with the configuration's weight decay. Group 1: gains and distance
+ * biases, whose weight decay the configuration sets to 0 ("sotto": {"param_groups": [{},
+ * {"weight_decay": 0.0}]}). */
+static inline uint32_t tensor_group(const Tensor* tensor) { return tensor->decay ? 0 : 1; }
+
 /* Sequences with some of their tokens masked. Rows are numbered sequence * positions + position. */
 typedef struct Batch {
   int sequences;

@@ -42,6 +42,8 @@ static const Flag kFlags[] = {
      "N       held-out sequences in an evaluation (1024)"},
     {"--log", TEXT, FIELD(log), 0, 0, "FILE    JSON lines, one per step"},
     {"--summary", TEXT, FIELD(summary), 0, 0, "FILE    JSON with the figures of the whole run"},
+    {"--record", TEXT, FIELD(record), 0, 0,
+     "PREFIX  write start values and gradients of every step to PREFIX.rank0, ..."},
     {"--save", TEXT, FIELD(save), 0, 0, "DIR     write checkpoints here, the last at the end"},
     {"--save-every", NUMBER, FIELD(save_every), 1, INT64_C(1) << 40,
      "N       steps between checkpoints (only at the end)"},
@@ -99,6 +101,7 @@ static void check(const Options* o) {
         (long long)o->positions);
   }
   if ((o->resume || o->save_every) && !o->save) die("--resume and --save-every need --save DIR");
+  if (o->record && o->resume) die("--record needs the start of a run: without --resume");
   const char* how[] = {"auto", "line", "plain", "off"};
   for (int i = 0; i < 4; ++i) {
     if (strcmp(o->progress, how[i]) == 0) return;

@@ -11,6 +11,7 @@ typedef struct Options {
   int n_data;          /* 0: the machine's Python library */
   const char* log;     /* JSON lines, one per step; NULL: none */
   const char* summary; /* JSON at the end; NULL: none */
+  const char* record;  /* prefix of files with all gradients; NULL: none */
   const char* save;    /* directory of checkpoints; NULL: none */
   int64_t save_every;  /* steps; 0: at the end only */
   int resume;          /* continue from the checkpoint in `save` */

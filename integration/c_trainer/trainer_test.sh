@@ -233,6 +233,8 @@ test_bad_input() {
   expect_error "--micro-batch 7 contradicts" batch --micro-batch 7
   expect_error "cannot open \"$work/missing.json\"" no_config --config "$work/missing.json"
   expect_error "not a multiple of --heads" heads --heads 3
+  expect_error "--record needs the start of a run" resumed_record --record "$work/record" --save "$work/empty.d" --resume
+  expect_error "--record: cannot open \"$work/missing/record.rank" record --record "$work/missing/record"
 }
 
 seq 1 400000 >"$work/text"

@@ -13,6 +13,9 @@ C_PROGRAM = """#include <sotto/sotto.h>
 #include <sotto/sotto_dlpack.h>
 int main(void) { return sotto_abi_version() == SOTTO_ABI_VERSION ? 0 : 1; }
 """
+CPP_PROGRAM = """#include <sotto/sotto.hpp>
+int main() { return sotto::abi_version() == SOTTO_ABI_VERSION ? 0 : 1; }
+"""
 
 
 def run(*command, **kwargs):
@@ -34,7 +37,7 @@ def main(cmake, build, source, *arguments):
         prefix, trainer = os.path.join(folder, "prefix"), os.path.join(folder, "trainer")
         for component in ("runtime", "development"):
             run(cmake, "--install", build, "--prefix", prefix, "--component", component)
-        for name in ("sotto.h", "sotto_dlpack.h", "libsotto.so.0", "sottoConfig.cmake", "sotto", "sotto-run"):
+        for name in ("sotto.h", "sotto_dlpack.h", "sotto.hpp", "comm.hpp", "libsotto.so.0", "sottoConfig.cmake", "sotto", "sotto-run"):
             find(prefix, name)
 
         run(cmake, "-S", source, "-B", trainer, f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_BUILD_TYPE=Release", *arguments)
@@ -60,6 +63,12 @@ def main(cmake, build, source, *arguments):
         run("gcc", "-std=c99", "-Wall", "-Wextra", "-Werror", *sanitizers, use, "-o", use + ".out", *flags,
             f"-Wl,-rpath,{os.path.dirname(find(prefix, 'libsotto.so.0'))}")
         run(use + ".out")
+        use_cpp = use + "c"
+        with open(use_cpp, "w", encoding="ascii") as f:
+            f.write(CPP_PROGRAM)
+        run("g++", "-std=c++11", "-Wall", "-Wextra", "-Werror", *sanitizers, use_cpp, "-o", use_cpp + ".out", *flags,
+            f"-Wl,-rpath,{os.path.dirname(find(prefix, 'libsotto.so.0'))}")
+        run(use_cpp + ".out")
         bench = run(find(prefix, "sotto"), "bench", "net", "--loopback", "--gap", "1ms", "--n", "1000", "--ranks", "2",
                     env={"PATH": "/usr/bin:/bin"})
         print(bench)

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 SKIPPED_FOLDERS = {"build", "quickstart-out", "__pycache__"}
-C_SUFFIXES = {".h", ".c", ".cc", ".cu", ".cuh"}
+C_SUFFIXES = {".h", ".hpp", ".c", ".cc", ".cu", ".cuh"}
 
 
 def _from_git(root):
