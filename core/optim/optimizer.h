@@ -164,12 +164,10 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
 
   // What a step needs whose call is right. The stage that it begins can begin.
   Result<StepVariant> next_step() const;
-  OpSignature signature(const StepVariant& variant) const;
-  Result<OpRef> launch(const StepVariant& variant, const CallOptions& options);
-  // owner: null: gradients are there.
-  Result<OpRef> launch(Comm& comm, const PreparedStep& p, const StepVariant& variant,
-                       OpSignature signature, CallOptions options,
-                       const std::shared_ptr<RoundOwner>& owner);
+  // late, owner: null: gradients are there.
+  OpSignature signature(const StepVariant& variant, const LateSteps* late = nullptr) const;
+  Result<OpRef> launch(const StepVariant& variant, CallOptions options, LateSteps* late = nullptr,
+                       const std::shared_ptr<RoundOwner>& owner = nullptr);
   Result<OpRef> capture(const StepVariant& variant, CallOptions options,
                         std::shared_ptr<GraphCapture> graph);
   Status bind_again(const CapturedHooks& recorded, Run& run) const;

@@ -128,15 +128,7 @@ Result<OpRef> Optimizer::begin(const CallOptions& options, const std::shared_ptr
   }
   if (variant.begins_stage) SOTTO_TRY(algorithm_->check_start());
   followed_ = false;
-  SOTTO_ASSIGN(PreparedStep * p, plans_.get(variant, late.get()));
-  OpSignature s = signature(variant);
-  std::vector<uint64_t> inputs{late->gradients.observes};
-  for (const std::vector<uint32_t>& input : late->gradients.inputs) {
-    inputs.push_back(input.size());
-    inputs.insert(inputs.end(), input.begin(), input.end());
-  }
-  s.detail ^= static_cast<uint32_t>(hash64(inputs.data(), inputs.size() * sizeof(uint64_t)));
-  return launch(*late->comm, *p, variant, s, options, std::move(owner));
+  return launch(variant, options, late.get(), owner);
 }
 
 Result<OpRef> Optimizer::step(const CallOptions& options) {
@@ -185,7 +177,7 @@ Status Optimizer::synchronise() {
   return data_.comm->engine().wait(op, -1);
 }
 
-OpSignature Optimizer::signature(const StepVariant& variant) const {
+OpSignature Optimizer::signature(const StepVariant& variant, const LateSteps* late) const {
   OpSignature s;
   s.kind = OpKind::kOptimStep;
   s.dtype = static_cast<uint32_t>(Dtype::kF32);
@@ -203,35 +195,32 @@ OpSignature Optimizer::signature(const StepVariant& variant) const {
                              data_.groups.other_hash(data_.parameters.frozen_hash()),
                              imported_};
   s.detail = static_cast<uint32_t>(hash64(values, sizeof values));
+  if (late != nullptr) s.detail ^= static_cast<uint32_t>(late->gradients.hash());
   s.root = pack_group_hashes(groups);
   s.reduce = static_cast<uint16_t>(imported_);
   return s;
 }
 
-Result<OpRef> Optimizer::launch(const StepVariant& variant, const CallOptions& options) {
-  SOTTO_ASSIGN(PreparedStep * p, plans_.get(variant, nullptr));
-  return launch(*data_.comm, *p, variant, signature(variant), options, nullptr);
-}
-
-Result<OpRef> Optimizer::launch(Comm& comm, const PreparedStep& p, const StepVariant& variant,
-                                OpSignature signature, CallOptions options,
+Result<OpRef> Optimizer::launch(const StepVariant& variant, CallOptions options, LateSteps* late,
                                 const std::shared_ptr<RoundOwner>& owner) {
   if (options.timeout_us == 0 && data_.config.sotto.timeout_ms)
     options.timeout_us = static_cast<int64_t>(*data_.config.sotto.timeout_ms) * 1000;
-  signature.tag = options.tag;
+  SOTTO_ASSIGN(PreparedStep * p, plans_.get(variant, late));
+  Comm& comm = late == nullptr ? *data_.comm : *late->comm;
+  OpSignature s = signature(variant, late);
+  s.tag = options.tag;
   in_flight_.store(true, std::memory_order_release);
-  auto hooks = comm.engine().pool().make<StepHooks>(shared_from_this(), variant, p.verdict, owner);
+  auto hooks = comm.engine().pool().make<StepHooks>(shared_from_this(), variant, p->verdict, owner);
   const auto bind_run = [&](Run& run) {
-    plans_.bind(run, p, variant);
+    plans_.bind(run, *p, variant);
     if (owner == nullptr) return;
-    const RoundEnd& end = p.slots.end;
+    const RoundEnd& end = p->slots.end;
     owner->bound(static_cast<RoundMessage*>(run.bases[end.told]),
                  end.order == kNoSlot ? nullptr : static_cast<uint32_t*>(run.bases[end.order]));
   };
-  Result<OpRef> op =
-      accumulates(variant) || outer_ != nullptr
-          ? comm.launch_local(p.plan, std::ref(bind_run), std::move(hooks), options)
-          : comm.launch(p.plan, signature, std::ref(bind_run), std::move(hooks), options);
+  Result<OpRef> op = accumulates(variant) || outer_ != nullptr
+                         ? comm.launch_local(p->plan, std::ref(bind_run), std::move(hooks), options)
+                         : comm.launch(p->plan, s, std::ref(bind_run), std::move(hooks), options);
   if (!op.ok()) in_flight_.store(false, std::memory_order_release);
   return op;
 }

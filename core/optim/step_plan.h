@@ -17,6 +17,7 @@ namespace sotto {
 struct LateGradients {
   std::vector<std::vector<uint32_t>> inputs;  // tensors of each; every tensor once
   bool observes = false;  // ranks learn in which order gradients became ready on rank 0
+  uint64_t hash() const;
 };
 
 // How gradients are averaged.

@@ -1,8 +1,20 @@
 #include "core/optim/step_plans.h"
 
 #include <cstring>
+#include <vector>
+
+#include "core/base/hash.h"
 
 namespace sotto {
+
+uint64_t LateGradients::hash() const {
+  std::vector<uint64_t> words{observes};
+  for (const std::vector<uint32_t>& input : inputs) {
+    words.push_back(input.size());
+    words.insert(words.end(), input.begin(), input.end());
+  }
+  return hash64(words.data(), words.size() * sizeof(uint64_t));
+}
 
 Status Accumulation::check_none(const Comm& comm) const {
   if (done == 0 || !comm.failure().ok()) return ok_status();

@@ -153,6 +153,7 @@ void optimizer(sotto::comm& comm) {
   DO(optim.state_read(sotto::state_mode::exact, read, 10));
   DO(optim.set_user_state(std::string("bytes")));
   DO(optim.user_state());
+  DO(sotto::overlap::create_step(optim, "{}"));
   sotto::outer outer = got(optim.outer());
   DO(outer.set("loss", 1.0));
   DO(outer.set_params(weights));
@@ -196,6 +197,7 @@ void every_call() {
   sotto::context_config config;
   config.no_progress_thread().cpu_threads(1).max_ops(8);
   sotto::context context = got(sotto::context::create(config));
+  DO(context.trace_span("forward", 0, 1));
   sotto::comm comm = meeting(context);
   ask(comm);
   operations(comm);

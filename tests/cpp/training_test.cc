@@ -224,6 +224,28 @@ SOTTO_RANK_MAIN(cpp_training) {
   return 0;
 }
 
+TEST(CppTraining, RoundsAreSteps) {
+  EXPECT_EQ(on_ranks(2,
+                     [](comm& ranks) {
+                       Model a(ranks.rank()), b(ranks.rank());
+                       optim plain = optim::create(ranks, kAdam, a.params());
+                       optim late = optim::create(ranks, kAdam, b.params());
+                       overlap rounds = overlap::create_step(late);
+                       for (int step = 0; step < 3; ++step) {
+                         wait(plain.step());
+                         overlap_round round = rounds.begin();
+                         FAILS(late.set("lr", 0.5), SOTTO_E_BUSY, "in flight");
+                         round.ready(0), round.finish(), round.wait();
+                         require(a.weights == b.weights, "other bits");
+                       }
+                       { overlap_round dropped = rounds.begin(); }
+                       require(a.weights == b.weights && late.info().step == 3, "withdrawn");
+                       FAILS(overlap::create_step(late, R"({"speed": 1})"),
+                             SOTTO_E_INVALID_ARGUMENT, "speed");
+                     }),
+            "");
+}
+
 TEST(CppTraining, ARankThatDies) {
   std::vector<KillCase> cases;
   for (std::uint32_t seed = 1; seed <= 3; ++seed)

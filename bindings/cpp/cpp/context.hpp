@@ -54,6 +54,10 @@ class SOTTO_CPP_CHECKED context : public handle<sotto_context, sotto_context_des
   outcome<void> poll(microseconds timeout = microseconds(0)) {
     return detail::finish(sotto_context_poll(get(), timeout.count()));
   }
+  // Work of the trainer, in the time line that SOTTO_TRACE asks for. Threads: any.
+  outcome<void> trace_span(text name, std::int64_t begin_ns, std::int64_t end_ns) {
+    return detail::finish(sotto_trace_span(get(), name.c_str(), begin_ns, end_ns));
+  }
   outcome<std::string> report(text kind = text()) const {
     const sotto_context* const c = get();
     return detail::read_text([=](char* buf, std::uint64_t cap, std::uint64_t* length) {

@@ -1,4 +1,4 @@
-// Gradients that are averaged while others are still being computed.
+// Gradients that are averaged, or used for a step, while others are still being computed.
 #ifndef SOTTO_CPP_OVERLAP_HPP
 #define SOTTO_CPP_OVERLAP_HPP
 
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "codec.hpp"
+#include "optim.hpp"
 
 namespace sotto {
 inline namespace SOTTO_CPP_ABI {
@@ -115,6 +116,14 @@ class SOTTO_CPP_CHECKED overlap : public handle<sotto_overlap, sotto_overlap_des
     sotto_overlap* c = nullptr;
     const sotto_status code =
         sotto_overlap_create(comm.get(), json.c_str(), like.data(), like.size(), &c);
+    return detail::finish(code, overlap(c));
+  }
+
+  // Rounds that are steps of an optimizer, with "sotto": {"overlap"} of its file
+  // unless json is given. Collective.
+  static outcome<overlap> create_step(optim& optim, text json = text()) {
+    sotto_overlap* c = nullptr;
+    const sotto_status code = sotto_overlap_create_step(optim.get(), json.c_str(), &c);
     return detail::finish(code, overlap(c));
   }
 

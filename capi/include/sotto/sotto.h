@@ -1741,8 +1741,8 @@ SOTTO_API sotto_status sotto_overlap_report(const sotto_overlap* overlap, const 
  *   cap     [in]  bytes of buf
  *   out_len [out] bytes needed
  * Threads: one per handle, not from callbacks. Blocks: SOTTO_STATE_MEAN until all ranks have called
- * it. Errors: INVALID_STATE (no codec, or steps; fork, callback), BUSY (a round is open or in flight),
- * INVALID_ARGUMENT (mode), the comm's own. Since: 0.2 */
+ * it. Errors: INVALID_STATE (no codec, or steps; fork, callback), BUSY (a round is open or in
+ * flight), INVALID_ARGUMENT (mode), the comm's own. Since: 0.2 */
 SOTTO_API sotto_status sotto_overlap_state_export(const sotto_overlap* overlap,
                                                   sotto_state_mode mode, void* buf, uint64_t cap,
                                                   uint64_t* out_len);
