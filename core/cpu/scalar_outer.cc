@@ -33,11 +33,12 @@ void outer_factors(const KernelCall& call) {
   OuterSegment* segments = o.segments.flat<OuterSegment>();
   OuterFactor* factors = o.factors.flat<OuterFactor>();
   const OuterVotes votes = count_outer_votes(messages, a.world);
-  const OuterNumbers numbers =
-      outer_numbers(a, *o.inputs.flat<const OuterInputs>(), votes.ranks, segments[0].alpha);
+  const OuterInputs& inputs = *o.inputs.flat<const OuterInputs>();
+  const OuterNumbers numbers = outer_numbers(a, inputs, votes.ranks, segments[0].alpha);
   const uint32_t word = outer_word(a, votes);
-  const double of_ranks =
-      a.penalty.kind == OuterPenalty::kGapInner ? inner_unit(a, messages, votes.ranks) : 0.0;
+  const double of_ranks = a.penalty.kind == OuterPenalty::kGapInner
+                              ? inner_unit(a, inputs, messages, votes.ranks)
+                              : 0.0;
   for (uint64_t k = 0; k < a.n; ++k) {
     const NormRange& range = a.ranges[k];
     double unit = of_ranks;

@@ -74,12 +74,12 @@ SOTTO_HOST_DEVICE inline float outer_inv_lambda(double gamma, double lambda) {
 }
 
 // The unit of penalty "gap_inner". ranks: that take part.
-SOTTO_HOST_DEVICE inline double inner_unit(const OuterFactorsArgs& a, const OuterMessage* messages,
-                                           uint32_t ranks) {
+SOTTO_HOST_DEVICE inline double inner_unit(const OuterFactorsArgs& a, const OuterInputs& inputs,
+                                           const OuterMessage* messages, uint32_t ranks) {
   const float sum = sum_of_ranks(
       a.world, [&](uint32_t r) { return messages[r].weight != 0 ? messages[r].inner_norm : 0.0f; });
   const float mean = sum * outer_mean(false, ranks);
-  return a.penalty.period * static_cast<double>(mean);
+  return inputs.period * static_cast<double>(mean);
 }
 
 // kOuterFactors: a segment of `count` elements. unit: of penalties "gap_rel" and "gap_inner".

@@ -228,8 +228,7 @@ OuterPenaltyArgs OuterBuilder::penalty() const {
           .constant = s_.penalty.lambda_const,
           .lambda_max = s_.penalty.lambda_max,
           .floor = s_.floor(),
-          .eps = s_.penalty.eps,
-          .period = static_cast<double>(s_.schedule.period)};
+          .eps = s_.penalty.eps};
 }
 
 OuterStepArgs OuterBuilder::step_args(OuterPass pass) const {

@@ -62,7 +62,9 @@ struct OuterShape {
   bool launches_first() const;
   // An average of parameters is taken from the anchor of now, which has the last step in it.
   bool takes_out_last_step() const;
-  bool keeps_errors() const { return config->codec && config->codec->residual && !alone(); }
+  // Averages use the codec, behind the first ones.
+  bool codes() const { return config->codec && !alone(); }
+  bool keeps_errors() const { return codes() && config->codec->residual; }
   // Both payloads are needed: those of an average and of the next one.
   bool two_payloads() const { return config->rule.freshness > 0; }
   // The penalty is made for every element.

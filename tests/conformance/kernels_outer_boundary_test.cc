@@ -194,7 +194,7 @@ double unit_of(const Segments& s, const FactorsCase& c, size_t k, double gap, do
       const auto ranks = std::count_if(c.messages.begin(), c.messages.end(),
                                        [](const OuterMessage& m) { return m.weight != 0; });
       total *= ranks == 0 ? 0.0f : static_cast<float>(1.0 / static_cast<double>(ranks));
-      return 48 * static_cast<double>(total);
+      return c.in.period * static_cast<double>(total);
     }
     default: return 0;
   }
@@ -270,7 +270,6 @@ OuterFactorsArgs factors_args(OuterPenalty kind, uint32_t bits) {
   a.penalty.lambda_max = 1.75;
   a.penalty.floor = 1.125;
   a.penalty.eps = 1e-3;
-  a.penalty.period = 48;
   return a;
 }
 
@@ -287,7 +286,7 @@ TEST(KernelsOuterBoundary, FactorsFollowTheFormulas) {
         for (OuterMessage& m : messages) m.weight = 0;
       }
       expect_factors(segments,
-                     FactorsCase(segments, factors_args(kind, bits), messages, {0.3, 0.35}));
+                     FactorsCase(segments, factors_args(kind, bits), messages, {0.3, 0.35, 48}));
     }
   }
 }
@@ -304,7 +303,7 @@ TEST(KernelsOuterBoundary, FactorsOfLongSegmentsAndManyRanks) {
   for (float& s : segments.sums) s = std::ldexp(s, static_cast<int>(random.below(90)) - 45);
   for (const OuterPenalty kind : {OuterPenalty::kGapRel, OuterPenalty::kGapInner})
     expect_factors(segments, FactorsCase(segments, factors_args(kind, 1), messages_of_ranks(1030),
-                                         {0.3, 0.35}));
+                                         {0.3, 0.35, 12}));
 }
 
 OuterNumbers limited(OuterClip clip, const std::vector<float>& sums, uint64_t elements) {

@@ -157,7 +157,7 @@ TEST(CapiOuterErrors, Settings) {
       {R"({"preset": "sparse_loco", "codec": {"type": "topk", "k": 5000}})",
        SOTTO_E_INVALID_ARGUMENT,
        {"outer.codec.k: found 5000, allowed is a whole number in [1, 4096]"}},
-      {R"({"preset": "co2", "period": "auto"})", SOTTO_E_UNSUPPORTED, {"period", "auto"}},
+      {R"({"preset": "co2", "period": "soon"})", SOTTO_E_INVALID_ARGUMENT, {"period", "auto"}},
       {R"({"optimizer": {"type": "AdamW"}})", SOTTO_E_INVALID_ARGUMENT, {"outer"}},
       {"{", SOTTO_E_INVALID_ARGUMENT, {"line 1", "the text ends before everything is closed"}},
       {"", SOTTO_E_INVALID_ARGUMENT, {}},
