@@ -1,4 +1,5 @@
 // sotto_outer_*
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -126,7 +127,7 @@ Status get_info(const sotto_outer* outer, sotto_outer_info* out_info) {
   out.state_bytes = i.state_bytes;
   out.period = i.period;
   out.delay = i.delay;
-  return put(out, out_info, sizeof(sotto_outer_info), "out_info");
+  return put(out, out_info, offsetof(sotto_outer_info, period), "out_info");
 }
 
 }  // namespace

@@ -224,8 +224,7 @@ Status OuterFragment::boundary(const Step& step) {
   };
   if (!plans_.shape().launches_first()) {
     SOTTO_ASSIGN(const OpRef stepped, step_or_hold({}));
-    SOTTO_ASSIGN(const OpRef launched, local(FragmentOp::kLaunch, step, {stepped}));
-    return reduce_behind_update(step, compressed, {launched});
+    return reduce_behind_update(step, compressed, {stepped});
   }
   std::vector<OpRef> prior;
   if (pending_ && pending_->reduction != nullptr) prior.push_back(pending_->reduction);
@@ -247,6 +246,7 @@ bool OuterFragment::take_back() {
     Before& before = before_.back();
     if (before.update != nullptr && before.update->status().ok()) return false;
     if (before.swapped) swap_payloads(arrays_);
+    if (pending_ && pending_->reduction != nullptr) dropped_.push_back(pending_->reduction);
     pending_ = std::move(before.pending);
     launches_ = before.launches;
     next_errors_ = compressed_.current();
@@ -304,8 +304,9 @@ std::optional<OuterFragment::Consumed> OuterFragment::take_consumed() {
 }
 
 void OuterFragment::await() const {
-  if (pending_ && pending_->reduction != nullptr)
-    (void)context_.comm->engine().wait(pending_->reduction, -1);
+  const auto wait = [this](const OpRef& op) { (void)context_.comm->engine().wait(op, -1); };
+  if (pending_ && pending_->reduction != nullptr) wait(pending_->reduction);
+  for (const OpRef& op : dropped_) wait(op);
 }
 
 Status OuterFragment::start(const Step& step) {

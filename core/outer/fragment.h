@@ -187,6 +187,7 @@ class OuterFragment {
   std::optional<Pending> pending_;
   std::optional<Consumed> last_;
   std::vector<Before> before_;  // parts of the step in flight
+  std::vector<OpRef> dropped_;  // averages of steps that have failed
   uint64_t round_period_ = 1;   // of the average that is consumed
   uint64_t launches_ = 0, consumed_ = 0;
   // Buffers of error feedback for the next average with a codec, which begins when those before it

@@ -78,6 +78,7 @@ class OuterBuilder {
   }
   std::span<const NormRange> segment_ranges();
   uint32_t measure(bool keeps);  // block sums; the flags are then in flags_
+  void emit_launch();
   // Tensors as parts of a flat array, for a codec.
   uint32_t parts_of(OuterArray which);
   void sum_in_full(OuterArray from);
@@ -138,7 +139,7 @@ uint32_t OuterBuilder::measure(bool keeps) {
   return sums;
 }
 
-OuterPlan OuterBuilder::launch() {
+void OuterBuilder::emit_launch() {
   const uint32_t sums = measure(true);
   // A rank whose payload passes takes part as all others.
   if (s_.nonfinite == OuterNonfinite::kPass) b_.fill({flags_, 0, 4}, 0);
@@ -163,6 +164,10 @@ OuterPlan OuterBuilder::launch() {
                               .flat = flat_of(OuterArray::kLaunchLive, Access::kWrite)},
                              pieces_, PackArgs{0, 4});
   }
+}
+
+OuterPlan OuterBuilder::launch() {
+  emit_launch();
   out_.plan = b_.take();
   return std::move(out_);
 }
@@ -386,6 +391,7 @@ void OuterBuilder::write_copies(const KernelOptions& options) {
 }
 
 OuterPlan OuterBuilder::finish(const UpdateMemory& m, bool average) {
+  if (x_.launches_behind()) emit_launch();
   const uint64_t segments = x_.segments();
   if (!s_.averages_parameters()) {  // else there is no gap
     b_.copy({array(OuterArray::kSegments), 0, segments * sizeof(OuterSegment)},
@@ -521,6 +527,10 @@ uint64_t OuterShape::segments() const {
 bool OuterShape::launches_first() const {
   return config->schedule.delay == 0 || config->merge.kind == OuterMerge::kReset ||
          config->merge.kind == OuterMerge::kLerp;
+}
+
+bool OuterShape::launches_behind() const {
+  return config->schedule.follows() && !launches_first() && !last;
 }
 
 bool OuterShape::takes_out_last_step() const {

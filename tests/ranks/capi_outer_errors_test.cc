@@ -221,7 +221,7 @@ TEST(CapiOuterErrors, Set) {
                         OuterModel model;
                         sotto_outer* outer = new_outer(self, kTwo, model);
                         FAILS(sotto_outer_set(outer, "lrr", 1), SOTTO_E_INVALID_ARGUMENT,
-                              R"("lrr" cannot be set; allowed: "lr", "loss", "weight")");
+                              R"("lrr" cannot be set; allowed: "lr", "loss", "weight", "retune")");
                         for (const double w : {0.5, -1.0, 2.0, kNan}) {
                           FAILS(sotto_outer_set(outer, "weight", w), SOTTO_E_INVALID_ARGUMENT,
                                 "weight is ", "; allowed: 0 or 1");
