@@ -236,8 +236,9 @@ struct OuterSum {
 //   ranks. numbers.gamma = normalised ? gamma : 1. alpha = float(args.alpha * numbers.gamma);
 //   last_alpha = segments[0].alpha, which becomes alpha. beta, freshness = float of the arguments.
 //   numbers.phi = phi * gamma if clip_by_gamma, else phi; limit = float(numbers.phi); shrink = 1.
-//   word = fails and a flag is raised, or no rank takes part ? kSkipNonfinite : kCommit. Unless it
-//   is kCommit segments stay as they are.
+//   word = fails and a flag is raised, or no rank takes part and freshness is 0 ? kSkipNonfinite :
+//   kCommit. Unless it is kCommit the anchor does not move: gap and alpha of segments become 0.
+//   Where no rank takes part the penalty is "none", without a floor.
 // Per segment, in float64:
 //   gap = !stale ? 0 : consensus ? messages[0].gap : segment.gap
 //   penalty "none": Lambda = 1.  "const": Lambda = constant.  Both: unit = 0.

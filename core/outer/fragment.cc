@@ -59,13 +59,15 @@ class OuterFragment::UpdateHooks final : public OpHooks {
     const bool nothing = status.code() == Code::kNonfinite;
     if (nothing) status = ok_status();
     if (!status.ok() || !average_) return;
-    const bool refused = nothing && f.context_.config.nonfinite == OuterNonfinite::kError;
-    f.report_.refused |= refused;
     ++f.consumed_;
     if (bytes.empty()) return;
     f.report_.take(bytes, at_, nothing);
-    for (size_t r = 0; refused && r < f.report_.not_finite.size(); ++r)
-      f.report_.not_finite[r] |= f.report_.messages[r].flags != 0;
+    if (!nothing || f.context_.config.nonfinite != OuterNonfinite::kError) return;
+    for (size_t r = 0; r < f.report_.not_finite.size(); ++r) {
+      if (f.report_.messages[r].flags == 0) continue;
+      f.report_.refused = true;
+      f.report_.not_finite[r] = 1;
+    }
   }
 
  private:

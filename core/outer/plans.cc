@@ -420,6 +420,12 @@ OuterPlan OuterBuilder::update(bool compressed) {
     b_.fill({array(OuterArray::kPayload), 0, x_.bytes_of(OuterArray::kPayload)}, 0);
   emit_factors(m, true, compressed);
   const KernelOptions commits = StepOperands::committing(m.word);
+  KernelOptions skips;
+  skips.predicate = {m.word, 0, kSkipNonfinite};
+  if (!s_.averages_parameters()) {
+    const uint64_t bytes = x_.segments() * sizeof(OuterSegment);
+    b_.copy({array(OuterArray::kSegments), 0, bytes}, {m.segments, 0, bytes}, skips);
+  }
   const bool moves = x_.bytes_of(OuterArray::kLaunchAnchor) != 0;
   const Region anchor{array(OuterArray::kAnchor), 0, x_.bytes_of(OuterArray::kAnchor)};
   const Region before{moves ? b_.scratch(anchor.bytes) : kNoSlot, 0, anchor.bytes};
@@ -428,8 +434,6 @@ OuterPlan OuterBuilder::update(bool compressed) {
   if (moves) b_.copy({array(OuterArray::kLaunchAnchor), 0, anchor.bytes}, before, commits);
   write_copies(commits);
   if (s_.nonfinite == OuterNonfinite::kSkipRank) {
-    KernelOptions skips;
-    skips.predicate = {m.word, 0, kSkipNonfinite};
     emit_merge(m, launch_live(), skips);
     write_copies(skips);
   }

@@ -41,6 +41,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   const OuterInputs& inputs = *o.inputs.flat<const OuterInputs>();
   const OuterNumbers numbers = outer_numbers(a, inputs, votes.ranks, last_alpha);
   const uint32_t word = outer_word(a, votes);
+  const OuterPenaltyArgs penalty = outer_penalty(a, votes);
   const double of_ranks = a.penalty.kind == OuterPenalty::kGapInner
                               ? inner_unit(a, inputs, messages, votes.ranks)
                               : 0.0;
@@ -54,9 +55,9 @@ __global__ void __launch_bounds__(kWideThreads, 1)
     if (team.rank() != 0) return;
     OuterSegment segment = segments[k];
     o.factors.flat<OuterFactor>()[k] =
-        outer_factor(a.penalty, numbers.gamma, messages, unit, range.count, &segment);
+        outer_factor(penalty, numbers.gamma, messages, unit, range.count, &segment);
     if (k == 0) segment.alpha = numbers.alpha;
-    if (word == kCommit) segments[k] = segment;
+    segments[k] = word == kCommit ? segment : outer_unmoved(segments[k]);
   });
   if (threadIdx.x != 0) return;
   *o.numbers.flat<OuterNumbers>() = numbers;
