@@ -408,8 +408,8 @@ class Outer(Parameters):
         That is parameters, anchor, momentum, error feedback, counters and the average under way,
         which it waits for. Any rank can make it alone, after any step, also when the comm has
         failed. If every rank saves and loads its own, all go on bit for bit. If all load the state
-        of one rank, its parameters and its inner optimizer's state are everybody's. For as many
-        ranks as there were.
+        of one rank, its parameters and its inner optimizer's state are everybody's; on another
+        number of ranks parameters become the anchor.
         Errors: InvalidStateError (inside evaluation()), those of the last step on a CUDA device.
         """
         self._check_at_work("state_dict()")
@@ -434,8 +434,9 @@ class Outer(Parameters):
 
         A warning says where a rank goes on from another one's state. Keys alpha, beta, penalty and
         clip may be others than those of the state.
-        Errors: InvalidArgumentError (another optimizer, model, preset, period, delay, codec,
-        fragments or number of ranks: names what differs), InvalidStateError (inside evaluation()).
+        Errors: InvalidArgumentError (another optimizer, model, preset, period, delay, codec or
+        fragments; another number of ranks with freshness: names what differs), InvalidStateError
+        (inside evaluation()).
         """
         self._check_at_work("load_state_dict()")
         self.synchronize()
