@@ -1,4 +1,5 @@
 // sotto_outer_*
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -124,7 +125,9 @@ Status get_info(const sotto_outer* outer, sotto_outer_info* out_info) {
   out.payload_bytes_next_launch = i.payload_bytes_next_launch;
   out.header_bytes_next_launch = i.header_bytes_next_launch;
   out.state_bytes = i.state_bytes;
-  return put(out, out_info, sizeof(sotto_outer_info), "out_info");
+  out.period = i.period;
+  out.delay = i.delay;
+  return put(out, out_info, offsetof(sotto_outer_info, period), "out_info");
 }
 
 }  // namespace

@@ -17,14 +17,24 @@ namespace sotto {
 
 // When a fragment is sent and when its average is used. All numbers are inner steps.
 struct OuterSchedule {
-  uint64_t period = 48;    // [H] from one launch of a fragment to the next, >= 1
-  uint64_t delay = 0;      // [D] from a launch to its consumption, at most period
-  bool automatic = false;  // period "auto": what period and delay have is a guess
+  uint64_t period = 48;  // [H] from one launch of a fragment to the next, >= 1
+  uint64_t delay = 0;    // [D] from a launch to its consumption, at most period
+  // Period "auto": ranks choose it (outer_period.h). Until then period and delay have a guess,
+  // with which delay is the period only if it always is.
+  bool automatic = false;
   // Steps before outer steps begin; one of the two is 0.
   uint64_t switch_step = 0;
   uint64_t warmup_steps = 0;
   OuterEveryStep every_step = OuterEveryStep::kParameters;
 
+  // Whether delay is the period, whatever that is.
+  bool follows() const { return delay == period; }
+  OuterSchedule with_period(uint64_t steps) const {
+    OuterSchedule s = *this;
+    s.period = steps;
+    if (follows()) s.delay = steps;
+    return s;
+  }
   // The last step that averages every_step, as steps before it do; 0: none does.
   uint64_t synchronous_steps() const { return switch_step + warmup_steps; }
   // Whether gradients are ever averaged.

@@ -1,5 +1,6 @@
 // The part of a report that is about outer steps: the keys with their resolved values, events of a
 // period, bytes, gain.
+#include "core/config/outer_period.h"
 #include "core/config/sections.h"
 #include "core/config/volume.h"
 
@@ -8,8 +9,11 @@ namespace {
 
 Json schedule_json(const OuterConfig& c) {
   const OuterSchedule& s = c.schedule;
+  Json measured = nullptr;
+  if (s.automatic) measured = {{"steps", kMeasuredSteps}, {"period", measuring_period(c)}};
   return {{"period", s.automatic ? Json("auto") : Json(s.period)},
-          {"delay", s.automatic ? Json(nullptr) : Json(s.delay)},
+          {"delay", s.automatic && s.follows() ? Json("period") : Json(s.delay)},
+          {"measured", measured},
           {"switch_step", s.switch_step},
           {"warmup_steps", s.warmup_steps},
           {"every_step", s.synchronous_steps() > 0 ? Json(outer_word("every_step", s.every_step))

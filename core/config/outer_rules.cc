@@ -30,6 +30,14 @@ OuterConfig with_largest_beta(const OuterConfig& c) { return c.resolved(UINT64_M
 std::string freshness_text(const OuterConfig& c) {
   return c.rule.freshness_by_world ? "1/W" : fmt::format("{}", c.rule.freshness);
 }
+std::string period_text(const OuterSchedule& s) {
+  return s.automatic ? "auto" : fmt::format("{}", s.period);
+}
+// How delay becomes the period, or something else what goes with the delay.
+std::string delay_remedy(const OuterSchedule& s, std::string_view otherwise) {
+  return s.automatic ? fmt::format("leave delay out or set {}", otherwise)
+                     : fmt::format("set delay to {} or {}", s.period, otherwise);
+}
 std::string codec_text(const OuterConfig& c) { return std::string(codec_name(c.codec->kind)); }
 
 // A key without effect under a condition. reset gives it its neutral value, and says whether it had
@@ -142,7 +150,6 @@ Status check_required(const OuterReading& r) {
 
 Status check_delay(const OuterReading& r) {
   const OuterSchedule& s = r.outer.schedule;
-  if (s.automatic) return ok_status();
   if (s.delay > s.period) {
     return r.findings.fail(r.path_of({"delay", "period"}),
                            fmt::format("found delay {} with period {}, allowed is 0 to the period; "
@@ -159,9 +166,8 @@ Status check_delay(const OuterReading& r) {
                     .found = fmt::format("{}", s.delay),
                     .other = "merge",
                     .with = std::string(outer_word("merge", merge)),
-                    .allowed = pull ? fmt::format("the period, {}", s.period)
-                                    : fmt::format("1 to the period, {}", s.period),
-                    .remedy = fmt::format("set delay to {} or merge to reset", s.period)});
+                    .allowed = fmt::format("{}the period, {}", pull ? "" : "1 to ", period_text(s)),
+                    .remedy = delay_remedy(s, "merge to reset")});
 }
 
 Status check_fragments(const OuterReading& r) {
@@ -213,9 +219,13 @@ Status check_freshness(const OuterReading& r) {
   if (c.payload != OuterPayload::kDelta) return clash("payload", "params", "delta");
   if (c.merge.kind != OuterMerge::kReset)
     return clash("merge", outer_word("merge", c.merge.kind), "reset");
-  if (c.schedule.delay != c.schedule.period) {
-    return clash("delay", fmt::format("{}", c.schedule.delay),
-                 fmt::format("{}", c.schedule.period));
+  if (!c.schedule.follows()) {
+    return refuse(r, {.key = "delay",
+                      .found = fmt::format("{}", c.schedule.delay),
+                      .other = "freshness",
+                      .with = freshness_text(c),
+                      .allowed = fmt::format("the period, {}", period_text(c.schedule)),
+                      .remedy = delay_remedy(c.schedule, "freshness to 0")});
   }
   if (c.rule.form != OuterForm::kDelta) return clash("form", "anchor_diff", "delta");
   if (c.rule.lr_normalised) return clash("lr_normalised", "true", "false");
@@ -225,8 +235,8 @@ Status check_freshness(const OuterReading& r) {
 // Why the floor has nothing to limit; empty: it has.
 std::string floor_without_use(const OuterConfig& c) {
   if (c.averages_parameters()) return "rule none and payload params";
-  if (c.schedule.delay != c.schedule.period)
-    return fmt::format("delay {} and period {}", c.schedule.delay, c.schedule.period);
+  if (!c.schedule.follows())
+    return fmt::format("delay {} and period {}", c.schedule.delay, period_text(c.schedule));
   if (!c.late()) return fmt::format("merge {}", outer_word("merge", c.merge.kind));
   if (c.rule.form != OuterForm::kDelta) return "form anchor_diff";
   return is_all_fresh(c) ? "freshness 1" : "";
@@ -247,7 +257,7 @@ void warn_of_gain(const OuterReading& r) {
           "gain of 1/h_max, at most 1 to be sure; set alpha to at most {:.4g}, or "
           "auto_floor to true",
           c.rule.alpha, c.rule.beta, divided ? "(lambda_const " : "", divided ? ")" : "", gain,
-          c.schedule.delay, c.rule.alpha / gain));
+          period_text(c.schedule), c.rule.alpha / gain));
 }
 
 void warn_of_codec(const OuterReading& r) {
@@ -264,7 +274,10 @@ void warn_of_codec(const OuterReading& r) {
                   fmt::format("onebit with beta {} and delay {}: error feedback delays small "
                               "elements further; set beta to at most {}, or compare the loss with "
                               "a run without codec",
-                              c.rule.beta, c.schedule.delay, kLargestOneBitBeta));
+                              c.rule.beta,
+                              c.schedule.follows() ? period_text(c.schedule)
+                                                   : fmt::format("{}", c.schedule.delay),
+                              kLargestOneBitBeta));
 }
 
 }  // namespace

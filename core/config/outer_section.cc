@@ -46,6 +46,7 @@ void read_schedule(OuterReading& r) {
   if (!s.automatic) r.reader.get("period", s.period);
   s.delay = r.preset.delayed ? s.period : 0;
   r.reader.get("delay", s.delay);
+  if (s.automatic && r.reader.has("delay")) s.period = std::max(s.period, s.delay + 1);
   r.reader.get("switch_step", s.switch_step);
   r.reader.get("warmup_steps", s.warmup_steps);
   read_word(r.reader, "every_step", s.every_step);

@@ -143,7 +143,6 @@ std::vector<Obstacle> find_obstacles(const OuterConfig& outer, std::string_view 
   const auto add = [&](std::string_view key, std::string_view value, std::string_view supported) {
     out.push_back({fmt::format("{}.{}", path, key), std::string(value), std::string(supported)});
   };
-  if (outer.schedule.automatic) add("period", "auto", "supported is a whole number >= 1");
   if (outer.schedule.every_step == OuterEveryStep::kGradients)
     add("every_step", "gradients", "supported is parameters");
   const OuterRuleConfig& rule = outer.rule;

@@ -33,11 +33,13 @@ void outer_factors(const KernelCall& call) {
   OuterSegment* segments = o.segments.flat<OuterSegment>();
   OuterFactor* factors = o.factors.flat<OuterFactor>();
   const OuterVotes votes = count_outer_votes(messages, a.world);
-  const OuterNumbers numbers =
-      outer_numbers(a, *o.inputs.flat<const OuterInputs>(), votes.ranks, segments[0].alpha);
+  const OuterInputs& inputs = *o.inputs.flat<const OuterInputs>();
+  const OuterNumbers numbers = outer_numbers(a, inputs, votes.ranks, segments[0].alpha);
   const uint32_t word = outer_word(a, votes);
-  const double of_ranks =
-      a.penalty.kind == OuterPenalty::kGapInner ? inner_unit(a, messages, votes.ranks) : 0.0;
+  const OuterPenaltyArgs penalty = outer_penalty(a, votes);
+  const double of_ranks = a.penalty.kind == OuterPenalty::kGapInner
+                              ? inner_unit(a, inputs, messages, votes.ranks)
+                              : 0.0;
   for (uint64_t k = 0; k < a.n; ++k) {
     const NormRange& range = a.ranges[k];
     double unit = of_ranks;
@@ -45,9 +47,9 @@ void outer_factors(const KernelCall& call) {
       unit = float_root(add_blocks(o.sums.flat<const float>(), range.first_block, range.blocks));
     }
     OuterSegment segment = segments[k];
-    factors[k] = outer_factor(a.penalty, numbers.gamma, messages, unit, range.count, &segment);
+    factors[k] = outer_factor(penalty, numbers.gamma, messages, unit, range.count, &segment);
     if (k == 0) segment.alpha = numbers.alpha;
-    if (word == kCommit) segments[k] = segment;
+    segments[k] = word == kCommit ? segment : outer_unmoved(segments[k]);
   }
   *o.numbers.flat<OuterNumbers>() = numbers;
   *o.word.flat<uint32_t>() = word;

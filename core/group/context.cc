@@ -6,6 +6,7 @@ namespace sotto {
 
 Context::Context(ContextOptions options) : options_(std::move(options)) {
   EngineOptions engine;
+  engine.clock = options_.clock;
   engine.max_ops = options_.max_ops;
   engine.progress_thread = options_.progress_thread;
   engine.progress_nice = static_cast<int>(options_.params.progress_nice);

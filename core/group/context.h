@@ -39,6 +39,7 @@ struct ContextOptions {
   // What there is beside `device`, or why not, for reports: "cuda:0 (...)".
   std::function<std::vector<std::string>()> other_devices;
   BackendFactories backends;
+  const Clock* clock = &Clock::monotonic();  // of operations; lives longer
   uint32_t max_ops = 1024;
   bool progress_thread = true;
 };

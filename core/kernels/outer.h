@@ -19,13 +19,15 @@ struct OuterMessage {
   float inner_norm;      // length of the round's first inner step; 0: not measured
   float weight;          // of the rank in the average: 0 or 1
   uint32_t flags;        // kFlagNonfinite: the payload was not finite
-  uint32_t step_us;      // an inner step, mean of the round
-  uint32_t network_us;   // the last average
+  uint32_t step_us;      // an inner step: the mean of those that were measured
+  uint32_t network_us;   // the last averages of all fragments, one after the other
   uint32_t votes;
-  uint32_t version;
+  uint16_t version;
+  uint16_t asks;  // kOuterAsks..., or-ed
 };
 static_assert(sizeof(OuterMessage) == 64);
-inline constexpr uint32_t kOuterMessageVersion = 1;
+inline constexpr uint16_t kOuterMessageVersion = 1;
+inline constexpr uint16_t kOuterAsksPeriod = 1;  // a period "auto" that is measured anew
 
 // Of a segment, which is a fragment, or with granularity "tensor" one of its tensors: lives across
 // boundaries.
@@ -63,6 +65,8 @@ struct OuterNumbers {
 struct OuterInputs {
   double gamma = 1;  // inner learning rate of the consuming step
   double phi = 0;    // clip threshold before units: section 4.4
+  // Inner steps of a round when the average was launched: of penalty "gap_inner".
+  double period = 1;
 };
 
 struct OuterDeltaArgs {
@@ -84,7 +88,6 @@ struct OuterPenaltyArgs {
   double lambda_max = 16;
   double floor = 0;    // smallest Lambda; 0: none
   double eps = 1e-12;  // times the square root of the elements that a gap is of
-  double period = 1;   // inner steps of a round, of "gap_inner"
 
   // Whether OuterFactors compares gaps with norms of segments.
   SOTTO_HOST_DEVICE bool needs_norms() const { return kind == OuterPenalty::kGapRel && !element; }
@@ -233,8 +236,9 @@ struct OuterSum {
 //   ranks. numbers.gamma = normalised ? gamma : 1. alpha = float(args.alpha * numbers.gamma);
 //   last_alpha = segments[0].alpha, which becomes alpha. beta, freshness = float of the arguments.
 //   numbers.phi = phi * gamma if clip_by_gamma, else phi; limit = float(numbers.phi); shrink = 1.
-//   word = fails and a flag is raised, or no rank takes part ? kSkipNonfinite : kCommit. Unless it
-//   is kCommit segments stay as they are.
+//   word = fails and a flag is raised, or no rank takes part and freshness is 0 ? kSkipNonfinite :
+//   kCommit. Unless it is kCommit the anchor does not move: gap and alpha of segments become 0.
+//   Where no rank takes part the penalty is "none", without a floor.
 // Per segment, in float64:
 //   gap = !stale ? 0 : consensus ? messages[0].gap : segment.gap
 //   penalty "none": Lambda = 1.  "const": Lambda = constant.  Both: unit = 0.

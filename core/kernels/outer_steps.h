@@ -24,7 +24,19 @@ SOTTO_HOST_DEVICE inline float outer_mean(bool averaged, uint32_t ranks) {
 }
 
 SOTTO_HOST_DEVICE inline uint32_t outer_word(const OuterFactorsArgs& a, const OuterVotes& votes) {
-  return (a.fails && votes.flagged) || votes.ranks == 0 ? kSkipNonfinite : kCommit;
+  const bool nothing = votes.ranks == 0 && a.freshness == 0;
+  return (a.fails && votes.flagged) || nothing ? kSkipNonfinite : kCommit;
+}
+
+// Without an average there is nothing to divide, and no gap that its moving average has seen.
+SOTTO_HOST_DEVICE inline OuterPenaltyArgs outer_penalty(const OuterFactorsArgs& a,
+                                                        const OuterVotes& votes) {
+  return votes.ranks == 0 ? OuterPenaltyArgs{} : a.penalty;
+}
+
+// Of an anchor that has not moved in a boundary.
+SOTTO_HOST_DEVICE inline OuterSegment outer_unmoved(const OuterSegment& segment) {
+  return {segment.average_gap, 0, 0};
 }
 
 // kOuterTell. host: what the host has given; inner_sum may be null.
@@ -74,12 +86,12 @@ SOTTO_HOST_DEVICE inline float outer_inv_lambda(double gamma, double lambda) {
 }
 
 // The unit of penalty "gap_inner". ranks: that take part.
-SOTTO_HOST_DEVICE inline double inner_unit(const OuterFactorsArgs& a, const OuterMessage* messages,
-                                           uint32_t ranks) {
+SOTTO_HOST_DEVICE inline double inner_unit(const OuterFactorsArgs& a, const OuterInputs& inputs,
+                                           const OuterMessage* messages, uint32_t ranks) {
   const float sum = sum_of_ranks(
       a.world, [&](uint32_t r) { return messages[r].weight != 0 ? messages[r].inner_norm : 0.0f; });
   const float mean = sum * outer_mean(false, ranks);
-  return a.penalty.period * static_cast<double>(mean);
+  return inputs.period * static_cast<double>(mean);
 }
 
 // kOuterFactors: a segment of `count` elements. unit: of penalties "gap_rel" and "gap_inner".

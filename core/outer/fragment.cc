@@ -10,6 +10,30 @@
 
 namespace sotto {
 
+void OuterReport::take(std::span<const std::byte> bytes, const OuterOutcome& at, bool nothing) {
+  std::memcpy(&numbers, bytes.data() + at.numbers, sizeof numbers);
+  std::memcpy(factors.data(), bytes.data() + at.factors, factors.size() * sizeof(OuterFactor));
+  std::memcpy(messages.data(), bytes.data() + at.messages, messages.size() * sizeof(OuterMessage));
+  for (const OuterMessage& message : messages) votes |= message.votes;
+  if (!nothing) return;
+  for (OuterFactor& factor : factors) factor.change = 0, factor.clipped = 0;
+}
+
+bool OuterReport::take_refused(std::set<size_t>* ranks) {
+  if (!std::exchange(refused, false)) return false;
+  for (size_t r = 0; r < not_finite.size(); ++r) {
+    if (std::exchange(not_finite[r], uint8_t{0}) != 0) ranks->insert(r);
+  }
+  return true;
+}
+
+// What was sent becomes what was sent before.
+static bool swap_payloads(std::array<DeviceArray, kOuterArrays>& arrays) {
+  std::swap(arrays[static_cast<size_t>(OuterArray::kPayload)],
+            arrays[static_cast<size_t>(OuterArray::kPrevious)]);
+  return true;
+}
+
 // What an average leaves behind: error feedback.
 class OuterFragment::ReductionHooks final : public OpHooks {
  public:
@@ -35,13 +59,15 @@ class OuterFragment::UpdateHooks final : public OpHooks {
     const bool nothing = status.code() == Code::kNonfinite;
     if (nothing) status = ok_status();
     if (!status.ok() || !average_) return;
-    const bool refused = nothing && f.context_.config.nonfinite == OuterNonfinite::kError;
-    f.report_.refused |= refused;
     ++f.consumed_;
     if (bytes.empty()) return;
-    f.take_report(bytes, at_, nothing);
-    for (size_t r = 0; refused && r < f.report_.not_finite.size(); ++r)
-      f.report_.not_finite[r] |= f.report_.messages[r].flags != 0;
+    f.report_.take(bytes, at_, nothing);
+    if (!nothing || f.context_.config.nonfinite != OuterNonfinite::kError) return;
+    for (size_t r = 0; r < f.report_.not_finite.size(); ++r) {
+      if (f.report_.messages[r].flags == 0) continue;
+      f.report_.refused = true;
+      f.report_.not_finite[r] = 1;
+    }
   }
 
  private:
@@ -54,19 +80,6 @@ OuterFragment::OuterFragment(const OuterContext& context, std::vector<uint32_t> 
     : context_(context), tensors_(std::move(tensors)), plans_(context_, tensors_) {}
 
 OuterFragment::~OuterFragment() = default;
-
-// nothing: no rank took part, so the anchor has not moved.
-void OuterFragment::take_report(std::span<const std::byte> bytes, const OuterOutcome& at,
-                                bool nothing) {
-  OuterReport& r = report_;
-  std::memcpy(&r.numbers, bytes.data() + at.numbers, sizeof r.numbers);
-  std::memcpy(r.factors.data(), bytes.data() + at.factors, r.factors.size() * sizeof(OuterFactor));
-  std::memcpy(r.messages.data(), bytes.data() + at.messages,
-              r.messages.size() * sizeof(OuterMessage));
-  for (const OuterMessage& message : r.messages) r.votes |= message.votes;
-  if (!nothing) return;
-  for (OuterFactor& factor : r.factors) factor.change = 0, factor.clipped = 0;
-}
 
 Result<std::unique_ptr<OuterFragment>> OuterFragment::make(const OuterContext& context,
                                                            std::vector<uint32_t> tensors) {
@@ -88,7 +101,7 @@ Status OuterFragment::allocate() {
   report_.factors.resize(segments.size());
   report_.messages.resize(static_cast<size_t>(plans_.shape().size));
   report_.not_finite.resize(report_.messages.size());
-  if (!context_.config.codec || plans_.shape().alone()) return ok_status();
+  if (!plans_.shape().codes()) return ok_status();
   SOTTO_ASSIGN(compressed_, CompressedState::make(*context_.comm, context_.access, plans_.layout(),
                                                   *context_.config.codec));
   return ok_status();
@@ -104,7 +117,8 @@ void OuterFragment::bind(Run& run, const OuterPlan& slots, const Step& step) con
     if (slots.copies != kNoSlot) run.bases[slots.copies + i] = p.copy;
   }
   if (slots.inputs != kNoSlot) {
-    const OuterInputs inputs{step.gamma, context_.config.clip.phi};
+    const OuterInputs inputs{step.gamma, context_.config.clip.phi,
+                             static_cast<double>(round_period_)};
     std::memcpy(run.bases[slots.inputs], &inputs, sizeof inputs);
   }
   if (slots.told != kNoSlot) std::memcpy(run.bases[slots.told], &step.told, sizeof step.told);
@@ -175,7 +189,7 @@ Status OuterFragment::reduce(const Step& step, bool compressed, std::vector<OpRe
   SOTTO_ASSIGN(OpRef op, collective(compressed ? FragmentOp::kReduceCoded : FragmentOp::kReduce,
                                     step, compressed, kBackgroundPriority, std::move(after)));
   if (compressed) next_errors_ = 1 - next_errors_;
-  pending_ = Pending{std::move(op), compressed};
+  pending_ = Pending{std::move(op), compressed, false, context_.config.schedule.period};
   return ok_status();
 }
 
@@ -184,15 +198,19 @@ Status OuterFragment::reduce_behind_update(const Step& step, bool compressed,
                                            std::vector<OpRef> after) {
   const Status begun = reduce(step, compressed, std::move(after));
   if (begun.ok() || context_.comm->failure().ok()) return begun;
-  pending_ = Pending{nullptr, compressed, false};
+  pending_ = Pending{nullptr, compressed, false, context_.config.schedule.period};
   return ok_status();
 }
 
-// The step with the average that is under way, which then is not any more.
+// The step with the average that is under way, which then is not any more. It comes after all that
+// its step has started: if that cannot be done it is not made.
 Result<OpRef> OuterFragment::update(FragmentOp full, FragmentOp coded, const Step& step,
                                     std::vector<OpRef> after) {
+  after.insert(after.end(), step.ops->begin(), step.ops->end());
   if (pending_->reduction != nullptr) after.push_back(pending_->reduction);
+  round_period_ = pending_->period;
   SOTTO_ASSIGN(OpRef op, local(pending_->compressed ? coded : full, step, std::move(after)));
+  before_.back().update = op;
   if (pending_->reduction != nullptr)
     last_ = Consumed{std::move(pending_->reduction), context_.comm->engine().clock().now_ns()};
   pending_.reset();
@@ -208,14 +226,12 @@ Status OuterFragment::boundary(const Step& step) {
   };
   if (!plans_.shape().launches_first()) {
     SOTTO_ASSIGN(const OpRef stepped, step_or_hold({}));
-    SOTTO_ASSIGN(const OpRef launched, local(FragmentOp::kLaunch, step, {stepped}));
-    return reduce_behind_update(step, compressed, {launched});
+    return reduce_behind_update(step, compressed, {stepped});
   }
   std::vector<OpRef> prior;
   if (pending_ && pending_->reduction != nullptr) prior.push_back(pending_->reduction);
   // That of the average under way stays as `previous`.
-  if (plans_.shape().two_payloads())
-    std::swap(array(OuterArray::kPayload), array(OuterArray::kPrevious));
+  if (plans_.shape().two_payloads()) before_.back().swapped = swap_payloads(arrays_);
   SOTTO_ASSIGN(const OpRef launched, local(FragmentOp::kLaunch, step, std::move(prior)));
   SOTTO_ASSIGN(const OpRef stepped, step_or_hold({launched}));
   return reduce_behind_update(step, compressed, {launched, stepped});
@@ -227,7 +243,22 @@ Status OuterFragment::average_now(const Step& step) {
   return update(FragmentOp::kMeanUpdate, FragmentOp::kMeanUpdate, step, {}).status();
 }
 
+bool OuterFragment::take_back() {
+  for (; !before_.empty(); before_.pop_back()) {
+    Before& before = before_.back();
+    if (before.update != nullptr && before.update->status().ok()) return false;
+    if (before.swapped) swap_payloads(arrays_);
+    if (pending_ && pending_->reduction != nullptr) dropped_.push_back(pending_->reduction);
+    pending_ = std::move(before.pending);
+    launches_ = before.launches;
+    next_errors_ = compressed_.current();
+    last_.reset();
+  }
+  return true;
+}
+
 Status OuterFragment::begin(const OuterEvents& events, const Step& step) {
+  before_.push_back({pending_, launches_});
   if (events.averages) return average_now(step);
   if (events.measures) SOTTO_TRY(local(FragmentOp::kInner, step, {}).status());
   if (events.launches && events.consumes && context_.config.schedule.delay != 0) {
@@ -246,8 +277,8 @@ Status OuterFragment::begin(const OuterEvents& events, const Step& step) {
 
 // Nothing was launched beside it. Ranks that have gone their own ways come together (section 5).
 Status OuterFragment::last_update(const Step& step) {
-  if (plans_.shape().two_payloads())
-    std::swap(array(OuterArray::kPayload), array(OuterArray::kPrevious));
+  before_.push_back({pending_, launches_});
+  if (plans_.shape().two_payloads()) before_.back().swapped = swap_payloads(arrays_);
   SOTTO_ASSIGN(OpRef stepped,
                pending_ ? update(FragmentOp::kLastUpdate, FragmentOp::kLastUpdateCoded, step, {})
                         : local(FragmentOp::kLastHold, step, {}));
@@ -274,17 +305,10 @@ std::optional<OuterFragment::Consumed> OuterFragment::take_consumed() {
   return std::exchange(last_, std::nullopt);
 }
 
-bool OuterFragment::take_refused(std::set<size_t>* ranks) {
-  if (!std::exchange(report_.refused, false)) return false;
-  for (size_t r = 0; r < report_.not_finite.size(); ++r) {
-    if (std::exchange(report_.not_finite[r], uint8_t{0}) != 0) ranks->insert(r);
-  }
-  return true;
-}
-
 void OuterFragment::await() const {
-  if (pending_ && pending_->reduction != nullptr)
-    (void)context_.comm->engine().wait(pending_->reduction, -1);
+  const auto wait = [this](const OpRef& op) { (void)context_.comm->engine().wait(op, -1); };
+  if (pending_ && pending_->reduction != nullptr) wait(pending_->reduction);
+  for (const OpRef& op : dropped_) wait(op);
 }
 
 Status OuterFragment::start(const Step& step) {
@@ -314,6 +338,7 @@ Result<OuterFragmentState> OuterFragment::snapshot() const {
   state.consumed = consumed_;
   state.pending = pending();
   state.compressed = pending_ && pending_->compressed;
+  state.period = pending_ ? pending_->period : 0;
   for (size_t i = 0; i < kOuterArrays; ++i) {
     const DeviceArray& from = arrays_[i];
     if (from.bytes() == 0) continue;
@@ -408,7 +433,8 @@ Status OuterFragment::restore(const OuterFragmentState& state, OuterRestore how)
   }
   next_errors_ = compressed_.current();
   if (state.pending != OuterPending::kNone) {
-    pending_ = Pending{nullptr, state.compressed, state.pending == OuterPending::kDelivered};
+    pending_ = Pending{nullptr, state.compressed, state.pending == OuterPending::kDelivered,
+                       state.period != 0 ? state.period : context_.config.schedule.period};
   }
   return ok_status();
 }

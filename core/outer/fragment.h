@@ -38,6 +38,12 @@ struct OuterReport {
   uint32_t votes = 0;                  // of all ranks, in all averages since forget_votes
   bool refused = false;                // an average, since take_refused
   std::vector<uint8_t> not_finite;     // by rank: in averages that were refused
+
+  // Of an update. nothing: no rank took part, so the anchor has not moved.
+  void take(std::span<const std::byte> bytes, const OuterOutcome& at, bool nothing);
+  // Whether averages have met payloads that are not finite, where that is an error. Their ranks are
+  // added.
+  bool take_refused(std::set<size_t>* ranks);
 };
 
 // An average between its launch and its consumption, in a state.
@@ -48,6 +54,7 @@ struct OuterFragmentState {
   uint64_t launches = 0, consumed = 0;
   OuterPending pending = OuterPending::kNone;
   bool compressed = false;                                  // the pending one
+  uint64_t period = 0;                                      // of its round; 0: the only one
   std::array<std::vector<std::byte>, kOuterArrays> arrays;  // empty: there is none
   std::vector<float> live;                                  // the tensors one after the other
   std::optional<ErrorFeedback> residual;
@@ -89,6 +96,12 @@ class OuterFragment {
   // Live parameters and anchor change places; back: they have their own again.
   Status swap(const Step& step, bool back);
 
+  // What a call of begin or flush has changed can be taken back until this.
+  void settled() { before_.clear(); }
+  // The operations of these calls have ended, with a failure: what was not done is taken back.
+  // False: an update was made.
+  bool take_back();
+
   // An average has been launched, and not been consumed.
   bool under_way() const { return pending_.has_value(); }
   OuterPending pending() const;
@@ -101,17 +114,18 @@ class OuterFragment {
     OpRef reduction;
     int64_t asked_ns = 0;
   };
+  // Whether the average that is under way, or else the next one, is as later ones are: of the
+  // codec, if there is one.
+  bool usual() const {
+    return !plans_.shape().codes() || (pending_ ? pending_->compressed : compresses_next());
+  }
+
   std::optional<Consumed> take_consumed();
   // Waits for it, as long as its time-out.
   void await() const;
   uint64_t launches() const { return launches_; }
   uint64_t consumed() const { return consumed_; }
-  // Updates of the last step have met payloads that are not finite, where that is an error.
-  // Their ranks are added.
-  bool take_refused(std::set<size_t>* ranks);
-  const OuterReport& report() const { return report_; }
-  // Before a step that consumes, which may be more than one average.
-  void forget_votes() { report_.votes = 0; }
+  OuterReport& report() { return report_; }
   uint64_t state_bytes() const;
   // Of the next launch, or of a mean of parameters.
   Result<PeerTraffic> next_traffic(bool averages = false);
@@ -136,11 +150,18 @@ class OuterFragment {
     OpRef reduction;  // null: of a state
     bool compressed = false;
     bool delivered = false;  // of a state
+    uint64_t period = 0;     // of its round
+  };
+  // As a part of a step, with one update at most, has found it.
+  struct Before {
+    std::optional<Pending> pending;
+    uint64_t launches = 0;
+    bool swapped = false;  // the part has swapped the payloads
+    OpRef update = nullptr;
   };
 
   OuterFragment(const OuterContext& context, std::vector<uint32_t> tensors);
   Status allocate();
-  void take_report(std::span<const std::byte> bytes, const OuterOutcome& at, bool nothing);
   DeviceArray& array(OuterArray which) { return arrays_[static_cast<size_t>(which)]; }
   void bind(Run& run, const OuterPlan& slots, const Step& step) const;
   std::shared_ptr<OpHooks> hooks_of(FragmentOp kind, const OuterOutcome& outcome);
@@ -155,8 +176,7 @@ class OuterFragment {
   Status last_update(const Step& step);
   Status average_now(const Step& step);
   bool compresses_next() const {
-    return context_.config.codec && !plans_.shape().alone() &&
-           launches_ >= context_.config.dense_rounds;
+    return plans_.shape().codes() && launches_ >= context_.config.dense_rounds;
   }
 
   const OuterContext& context_;
@@ -166,6 +186,9 @@ class OuterFragment {
   CompressedState compressed_;
   std::optional<Pending> pending_;
   std::optional<Consumed> last_;
+  std::vector<Before> before_;  // parts of the step in flight
+  std::vector<OpRef> dropped_;  // averages of steps that have failed
+  uint64_t round_period_ = 1;   // of the average that is consumed
   uint64_t launches_ = 0, consumed_ = 0;
   // Buffers of error feedback for the next average with a codec, which begins when those before it
   // have ended: by then each of them has made the other ones current.

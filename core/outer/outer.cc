@@ -15,7 +15,7 @@ namespace sotto {
 namespace {
 
 // Of the fragment's last update.
-void add_report(const OuterFragment& fragment, OuterUpdateInfo* info) {
+void add_report(OuterFragment& fragment, OuterUpdateInfo* info) {
   const OuterReport& report = fragment.report();
   double changed = 0, clipped = 0, deltas = 0;
   for (const OuterFactor& factor : report.factors) {
@@ -40,24 +40,6 @@ Status check_lr(const OuterConfig& config, double lr) {
       "lr is {}: momentum is in units of gradients (sotto.outer.lr_normalised), which are "
       "divided by it; allowed: > 0",
       lr);
-}
-
-using Fragments = std::vector<std::unique_ptr<OuterFragment>>;
-
-uint32_t averages_in_flight(const Fragments& fragments) {
-  uint32_t n = 0;
-  for (const std::unique_ptr<OuterFragment>& f : fragments) n += f->late() ? 1 : 0;
-  return n;
-}
-
-// What averages took that have been consumed since the last time.
-void fold_consumed(const Fragments& fragments, OverlapMeter* meter) {
-  for (const std::unique_ptr<OuterFragment>& f : fragments) {
-    if (const auto consumed = f->take_consumed()) {
-      const OpStats stats = consumed->reduction->stats();
-      meter->consumed(stats.start_ns, stats.end_ns, consumed->asked_ns);
-    }
-  }
 }
 
 }  // namespace
@@ -157,7 +139,7 @@ Status Outer::make_fragments() {
   std::vector<uint64_t> counts;
   for (const ParamSpec& p : parameters_) counts.push_back(p.count);
   SOTTO_ASSIGN(const std::vector<std::vector<uint64_t>> cut, c.cut(counts));
-  std::vector<std::unique_ptr<OuterFragment>> fragments;
+  OuterFragmentList fragments;
   for (const std::vector<uint64_t>& tensors : cut) {
     SOTTO_ASSIGN(std::unique_ptr<OuterFragment> fragment,
                  OuterFragment::make(context_, {tensors.begin(), tensors.end()}));
@@ -165,8 +147,8 @@ Status Outer::make_fragments() {
   }
   for (const std::unique_ptr<OuterFragment>& f : fragments_) f->await();
   fragments_ = std::move(fragments);
-  rounds_ = {c.schedule.period, c.schedule.delay, cut.size(), c.schedule.synchronous_steps(),
-             c.penalty.kind == OuterPenalty::kGapInner};
+  at_ = OuterProgress::start(&context_.config, cut.size());
+  pace_.start(cut.size());
   return ok_status();
 }
 
@@ -214,7 +196,17 @@ Status Outer::set(std::string_view name, double value) {
     given_.weight = value;
     return ok_status();
   }
-  return invalid_argument("\"{}\" cannot be set; allowed: \"lr\", \"loss\", \"weight\"", name);
+  if (name == "retune") {
+    if (value != 1) return invalid_argument("retune is {}; allowed: 1", value);
+    const OuterSchedule& s = context_.config.schedule;
+    if (!s.automatic)
+      return invalid_state("retune measures a period \"auto\" anew; the period here is {}",
+                           s.period);
+    given_.asks |= kOuterAsksPeriod;
+    return ok_status();
+  }
+  return invalid_argument("\"{}\" cannot be set; allowed: \"lr\", \"loss\", \"weight\", \"retune\"",
+                          name);
 }
 
 Status Outer::vote(uint32_t bits) {
@@ -239,9 +231,10 @@ OuterFragment::Step Outer::fragment_step(const CallOptions& options,
   const auto us = [](int64_t ns) {
     return static_cast<uint32_t>(std::clamp<int64_t>(ns / 1000, 0, UINT32_MAX));
   };
-  step.told.step_us = us(pace_.meter.step_ns());
-  step.told.network_us = us(pace_.meter.network_ns());
+  step.told.step_us = us(at_.tuner.measuring() ? at_.tuner.step_ns() : pace_.meter().step_ns());
+  step.told.network_us = us(pace_.averages_ns());
   step.told.version = kOuterMessageVersion;
+  step.told.asks = given_.asks;
   step.options.tag = options.tag;
   step.options.timeout_us = options.timeout_us;
   step.options.priority = options.priority;
@@ -264,22 +257,17 @@ Status Outer::check(double lr) const {
 bool Outer::due() const {
   if (restored_) return true;
   for (size_t f = 0; f < fragments_.size(); ++f) {
-    if (!rounds_.at(step_ + 1, f).none()) return true;
+    if (!at_.rounds.at(at_.step + 1, f).none()) return true;
   }
   return false;
 }
 
 void Outer::passed() {
-  measure(context_.comm->engine().clock().now_ns());
+  const Clock& clock = context_.comm->engine().clock();
+  pace_.inner_step(fragments_, clock.now_ns(), &at_);
   events_ = 0;
-  ++step_;
-  returned();
-}
-
-// The trainer goes on with the next inner step.
-void Outer::returned() {
-  pace_.left_ns = context_.comm->engine().clock().now_ns();
-  pace_.left_in_flight = averages_in_flight(fragments_);
+  ++at_.step;
+  pace_.returned(fragments_, clock.now_ns());
 }
 
 Result<OpRef> Outer::step_behind(OpRef inner, double lr, const CallOptions& options) {
@@ -288,7 +276,8 @@ Result<OpRef> Outer::step_behind(OpRef inner, double lr, const CallOptions& opti
     return finish(allowed, {std::move(inner)}, options);  // which uses the caller's memory
   }
   given_.gamma = lr;
-  measure(context_.comm->engine().clock().now_ns());
+  const Clock& clock = context_.comm->engine().clock();
+  pace_.inner_step(fragments_, clock.now_ns(), &at_);
   std::vector<OpRef> ops;
   if (inner != nullptr) ops.push_back(inner);
   OuterFragment::Step step = fragment_step(options, &ops);
@@ -296,39 +285,46 @@ Result<OpRef> Outer::step_behind(OpRef inner, double lr, const CallOptions& opti
   Status begun = restored_ ? rejoin(step) : ok_status();
   if (begun.ok()) begun = begin_step(step);
   Result<OpRef> op = finish(begun, std::move(ops), options);
-  returned();
+  pace_.returned(fragments_, clock.now_ns());
   return op;
 }
 
 Status Outer::begin_step(const OuterFragment::Step& step) {
-  uint32_t happens = 0;
-  for (size_t f = 0; f < fragments_.size(); ++f) {
-    const OuterEvents events = rounds_.at(step_ + 1, f);
-    if (events.none()) continue;
-    const bool held =
-        events.launches && events.consumes && rounds_.delay != 0 && !fragments_[f]->under_way();
-    happens |= (events.launches ? kOuterLaunched : 0) | (held ? kOuterHeld : 0) |
-               ((events.consumes && !held) || events.averages ? kOuterConsumed : 0);
-    if (events.consumes && fragments_[f]->late()) happens |= kOuterWaited;
-    if ((events.consumes && !held) || events.averages) {
-      fragments_[f]->forget_votes();
-      updated_last_ = f;
+  before_ = at_;
+  events_ = 0;
+  for (const std::unique_ptr<OuterFragment>& f : fragments_) f->settled();
+  // Updates come last, so that none is made in a step that fails.
+  for (const bool updates : {false, true}) {
+    for (size_t f = 0; f < fragments_.size(); ++f) {
+      const OuterEvents events = at_.rounds.at(at_.step + 1, f);
+      if (!events.none() && (events.consumes || events.averages) == updates)
+        SOTTO_TRY(begin_fragment(f, events, step));
     }
-    SOTTO_TRY(fragments_[f]->begin(events, step));
   }
-  events_ = happens;
-  if ((happens & kOuterLaunched) != 0) given_.votes = 0;
-  ++step_;
+  if ((events_ & kOuterLaunched) != 0) given_.votes = 0, given_.asks = 0;
+  ++at_.step;
   return ok_status();
 }
 
-// The trainer has made an inner step since the last call.
-void Outer::measure(int64_t now_ns) {
-  fold_consumed(fragments_, &pace_.meter);
-  const bool beside = pace_.left_in_flight != 0 && averages_in_flight(fragments_) != 0;
-  if (pace_.left_ns != 0 && (beside || pace_.left_in_flight == 0))
-    pace_.meter.inner_step(now_ns - pace_.left_ns, beside);
-  pace_.left_ns = 0;
+Status Outer::begin_fragment(size_t f, const OuterEvents& events, const OuterFragment::Step& step) {
+  OuterFragment& fragment = *fragments_[f];
+  const bool held =
+      events.launches && events.consumes && at_.rounds.delay != 0 && !fragment.under_way();
+  const bool moves = (events.consumes && !held) || events.averages;
+  events_ |= (events.launches ? kOuterLaunched : 0) | (held ? kOuterHeld : 0) |
+             (moves ? kOuterConsumed : 0);
+  if (events.consumes && fragment.late()) events_ |= kOuterWaited;
+  if (moves) {
+    fragment.report().votes = 0;
+    updated_last_ = f;
+  }
+  // Without a delay a step consumes what it launches.
+  const bool at_once = at_.rounds.delay == 0;
+  if (f == 0 && events.consumes && !at_once) at_.tuner.answer();
+  if (f == 0 && events.launches) at_.tuner.asks(at_.step + 1, fragments_.size());
+  if (f == 0 && events.consumes && at_once) at_.tuner.answer();
+  if (events.consumes && !held && fragment.usual()) at_.tuner.consumed();
+  return fragment.begin(events, step);
 }
 
 Result<OpRef> Outer::finish(const Status& begun, std::vector<OpRef> ops,
@@ -347,19 +343,33 @@ Result<OpRef> Outer::finish(const Status& begun, std::vector<OpRef> ops,
   }
   // What was started uses the caller's memory.
   for (const OpRef& op : ops) (void)context_.comm->engine().wait(op, -1);
+  take_back();
   skipped_ = ok_status();
   return status;
 }
 
+void Outer::take_back() {
+  if (!before_) return;
+  bool made = false;
+  for (const std::unique_ptr<OuterFragment>& f : fragments_) made = !f->take_back() || made;
+  if (!made) at_ = *before_;
+  at_.flushed_at = before_->flushed_at;
+  before_.reset();
+}
+
 void Outer::completed(Status& status) {
+  if (!status.ok()) take_back();
+  if (before_ && (events_ & kOuterConsumed) != 0)
+    at_.hear(fragments_[updated_last_]->report().messages, &context_.config);
+  before_.reset();
   std::set<size_t> who;
   bool refused = false;
   for (const std::unique_ptr<OuterFragment>& f : fragments_)
-    refused = f->take_refused(&who) || refused;
+    refused = f->report().take_refused(&who) || refused;
   if (status.ok() && refused) {
     status = error(Code::kNonfinite,
                    "outer step {}: NaN or Inf in the parameters of rank {}; nothing was updated",
-                   step_, list_of_ranks({who.begin(), who.end()}));
+                   at_.step, list_of_ranks({who.begin(), who.end()}));
   }
   if (status.ok()) status = skipped_;
   skipped_ = ok_status();
@@ -374,20 +384,23 @@ Result<OpRef> Outer::flush(const CallOptions& options) {
   std::vector<OpRef> ops;
   const OuterFragment::Step step = fragment_step(options, &ops);
   if (restored_) SOTTO_TRY(rejoin(step));
+  before_ = at_;
+  for (const std::unique_ptr<OuterFragment>& f : fragments_) f->settled();
+  at_.tuner.forget();  // what ranks would have told is consumed here
   Status begun;
   // Nothing has changed since the last one, or outer steps have not begun.
-  const bool idle = flushed_at_ == step_ || step_ <= rounds_.start;
-  const uint64_t from = std::max(flushed_at_, rounds_.start);
+  const bool idle = at_.flushed_at == at_.step || at_.step <= at_.rounds.synchronous;
+  const uint64_t from = std::max(at_.flushed_at, at_.rounds.synchronous);
   bool sends = false;
   for (size_t f = 0; f < fragments_.size() && begun.ok() && !idle; ++f) {
-    const uint64_t since = std::min(rounds_.since_launch(step_, f), step_ - from);
+    const uint64_t since = std::min(at_.rounds.since_launch(at_.step, f), at_.step - from);
     sends = sends || since != 0;
-    fragments_[f]->forget_votes();
+    fragments_[f]->report().votes = 0;
     updated_last_ = f;
     begun = fragments_[f]->flush(since, step);
   }
   if (begun.ok()) {
-    flushed_at_ = step_;
+    at_.flushed_at = at_.step;
     if (sends) given_.votes = 0;
     events_ = idle ? 0 : kOuterLaunched | kOuterConsumed;
   }
@@ -403,15 +416,18 @@ Result<OpRef> Outer::swap(const CallOptions& options) {
   for (size_t f = 0; f < fragments_.size() && begun.ok(); ++f)
     begun = fragments_[f]->swap(step, swapped_);
   if (begun.ok()) swapped_ = !swapped_;
+  pace_.left();
   return finish(begun, std::move(ops), options);
 }
 
 Result<OuterInfo> Outer::info() {
   SOTTO_TRY(check_idle());
   OuterInfo info;
-  info.events = events_;
-  info.step = step_;
-  info.next_boundary = rounds_.until_next(step_);
+  info.events = events_ | (at_.tuner.measuring() ? kOuterMeasuring : 0);
+  info.step = at_.step;
+  info.next_boundary = at_.rounds.until_next(at_.step);
+  info.period = at_.rounds.now.period;
+  info.delay = at_.rounds.delay;
   info.fragments = static_cast<uint32_t>(fragments_.size());
   info.gain = context_.config.gain().value_or(1);
   for (const std::unique_ptr<OuterFragment>& f : fragments_) {
@@ -419,8 +435,8 @@ Result<OuterInfo> Outer::info() {
     info.in_flight += f->under_way() ? 1 : 0;
   }
   info.state_bytes = state_bytes();
-  fold_consumed(fragments_, &pace_.meter);
-  info.overlap = pace_.meter;
+  pace_.fold(fragments_);
+  info.overlap = pace_.meter();
   add_report(*fragments_[updated_last_], &info.update);
   SOTTO_ASSIGN(const PeerTraffic next, fragments_.front()->next_traffic());
   info.payload_bytes_next_launch = next.payload_bytes_sent;
@@ -437,7 +453,7 @@ uint64_t Outer::state_bytes() const {
 Result<PeerTraffic> Outer::next_traffic() {
   PeerTraffic sum;
   for (size_t f = 0; f < fragments_.size(); ++f) {
-    const OuterEvents events = rounds_.at(step_ + 1, f);
+    const OuterEvents events = at_.rounds.at(at_.step + 1, f);
     if (!events.launches && !events.averages) continue;
     SOTTO_ASSIGN(const PeerTraffic next, fragments_[f]->next_traffic(events.averages));
     sum += next;

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,8 +18,7 @@
 #include "core/optim/agreement.h"
 #include "core/optim/parameter_set.h"
 #include "core/outer/fragment.h"
-#include "core/outer/overlap_meter.h"
-#include "core/outer/rounds.h"
+#include "core/outer/progress.h"
 
 namespace sotto {
 
@@ -26,7 +26,8 @@ namespace sotto {
 inline constexpr uint32_t kOuterLaunched = 1;
 inline constexpr uint32_t kOuterConsumed = 2;  // live parameters have changed
 inline constexpr uint32_t kOuterHeld = 4;  // they are back at the anchor: there was no average yet
-inline constexpr uint32_t kOuterWaited = 8;  // the average was late
+inline constexpr uint32_t kOuterWaited = 8;      // the average was late
+inline constexpr uint32_t kOuterMeasuring = 16;  // period "auto" is not chosen yet
 
 // Of the last update, of the fragment that was updated last.
 struct OuterUpdateInfo {
@@ -42,6 +43,7 @@ struct OuterInfo {
   uint64_t step = 0;           // inner steps done
   uint64_t round = 0;          // averages consumed, of all fragments
   uint64_t next_boundary = 0;  // inner steps until something happens
+  uint64_t period = 1, delay = 0;
   uint32_t fragments = 0;
   uint32_t in_flight = 0;  // averages
   OuterUpdateInfo update;
@@ -58,6 +60,7 @@ struct OuterSnapshot {
   std::string settings;  // lines "key=value": what states of others must have alike
   uint64_t step = 0, flushed_at = 0;
   bool swapped = false;
+  std::optional<OuterTuning> tuning;  // with period "auto"
   std::vector<OuterFragmentState> fragments;
 };
 
@@ -79,7 +82,8 @@ class Outer : public std::enable_shared_from_this<Outer> {
   Outer& operator=(const Outer&) = delete;
 
   // "lr": inner learning rate of the next steps; "loss": what this rank tells the others with the
-  // next average; "weight": 1, or 0: its inner steps do not count in the next averages.
+  // next average; "weight": 1, or 0: its inner steps do not count in the next averages; "retune":
+  // 1: period "auto" is measured anew when the next average has been consumed.
   Status set(std::string_view name, double value);
   // Told to all ranks with the next average, or-ed together.
   Status vote(uint32_t bits);
@@ -137,13 +141,7 @@ class Outer : public std::enable_shared_from_this<Outer> {
   struct Given {
     double gamma = 1, loss = std::numeric_limits<double>::quiet_NaN(), weight = 1;
     uint32_t votes = 0;
-  };
-
-  // Of inner steps and averages.
-  struct Pace {
-    OverlapMeter meter;
-    int64_t left_ns = 0;          // when the last step's call returned; 0: there was none
-    uint32_t left_in_flight = 0;  // averages then
+    uint16_t asks = 0;
   };
 
   Outer(OuterContext context, ParameterSet parameters);
@@ -158,28 +156,28 @@ class Outer : public std::enable_shared_from_this<Outer> {
   Status check_idle() const;
   OuterFragment::Step fragment_step(const CallOptions& options, std::vector<OpRef>* ops) const;
   Status begin_step(const OuterFragment::Step& step);
+  Status begin_fragment(size_t f, const OuterEvents& events, const OuterFragment::Step& step);
   // The operation that the caller waits for: it comes after `ops`.
   Result<OpRef> finish(const Status& begun, std::vector<OpRef> ops, const CallOptions& options);
+  // The step or flush has failed with its comm: everything but inner steps is as before.
+  void take_back();
   void completed(Status& status);
   // Ranks that have restored a state: all of the same step; what is missing is launched again.
   Status rejoin(const OuterFragment::Step& step);
-  void returned();
-  void measure(int64_t now_ns);
 
   ParameterSet parameters_;
   OuterContext context_;
-  OuterRounds rounds_;
-  std::vector<std::unique_ptr<OuterFragment>> fragments_;
+  OuterProgress at_;
+  std::optional<OuterProgress> before_;  // the step or flush in flight
+  OuterFragmentList fragments_;
   std::shared_ptr<PreparedPlan> nothing_;
-  uint64_t step_ = 0;
-  uint64_t flushed_at_ = 0;  // inner steps
   uint32_t events_ = 0;
   size_t updated_last_ = 0;  // fragment
   Given given_;
   bool swapped_ = false;
   bool restored_ = false;
   Status skipped_;  // the inner step in flight
-  Pace pace_;
+  OuterPace pace_;
   std::atomic<bool> in_flight_{false};
 };
 

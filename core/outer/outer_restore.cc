@@ -24,9 +24,10 @@ Result<OuterSnapshot> Outer::snapshot() {
   s.rank = context_.comm->rank();
   s.size = context_.comm->size();
   s.settings = outer_settings_text(context_.config, parameters_, false);
-  s.step = step_;
-  s.flushed_at = flushed_at_;
+  s.step = at_.step;
+  s.flushed_at = at_.flushed_at;
   s.swapped = swapped_;
+  s.tuning = at_.tuning(context_.config);
   for (const std::unique_ptr<OuterFragment>& f : fragments_) {
     SOTTO_ASSIGN(OuterFragmentState state, f->snapshot());
     s.fragments.push_back(std::move(state));
@@ -61,7 +62,7 @@ Status Outer::check(const OuterSnapshot& s, bool own) const {
                             fragments_.size());
   for (size_t f = 0; f < fragments_.size(); ++f)
     SOTTO_TRY(fragments_[f]->check(s.fragments[f], how));
-  return ok_status();
+  return at_.check(s.tuning, context_.config);
 }
 
 Status Outer::restore(const OuterSnapshot& s, bool own) {
@@ -73,10 +74,11 @@ Status Outer::restore(const OuterSnapshot& s, bool own) {
     fragments_[f]->await();
     SOTTO_TRY(fragments_[f]->restore(s.fragments[f], how));
   }
-  step_ = s.step;
-  flushed_at_ = s.flushed_at;
+  at_.step = s.step;
+  at_.flushed_at = s.flushed_at;
   swapped_ = how != OuterRestore::kAnchor && s.swapped;
-  pace_.left_ns = 0;
+  if (s.tuning) at_.restore(*s.tuning, how != OuterRestore::kAnchor, &context_.config);
+  pace_.left();
   restored_ = true;
   return ok_status();
 }
@@ -84,11 +86,10 @@ Status Outer::restore(const OuterSnapshot& s, bool own) {
 Status Outer::restart() {
   SOTTO_TRY(check_idle());
   SOTTO_TRY(make_fragments());
-  step_ = flushed_at_ = 0;
   events_ = 0;
   updated_last_ = 0;
   swapped_ = restored_ = false;
-  pace_.left_ns = 0;
+  pace_.left();
   return start();
 }
 
@@ -100,7 +101,12 @@ Status Outer::rejoin(const OuterFragment::Step& step) {
     for (const std::vector<float>& v : all)
       anchors = hash64(v.data(), v.size() * sizeof(float), anchors);
   }
-  std::vector<uint64_t> mine{step_, flushed_at_, anchors};
+  std::vector<uint64_t> mine{at_.step, at_.flushed_at, anchors, 0};
+  if (const std::optional<OuterTuning> t = at_.tuning(context_.config)) {
+    const uint64_t terms[] = {t->now.period, t->now.start, t->past.period, t->past.start,
+                              t->past_end,   t->measuring, t->asked};
+    mine.back() = hash64(terms, sizeof terms);
+  }
   for (const std::unique_ptr<OuterFragment>& f : fragments_) {
     mine.push_back(f->launches());
     mine.push_back(static_cast<uint64_t>(f->pending()));
@@ -109,7 +115,7 @@ Status Outer::rejoin(const OuterFragment::Step& step) {
                context_.comm->exchange(
                    {reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(uint64_t)},
                    OpKind::kOuterImport));
-  constexpr size_t kFirst = 3;  // of a fragment: launches, and what has become of its average
+  constexpr size_t kFirst = 4;  // of a fragment: launches, and what has become of its average
   std::vector<bool> missing(fragments_.size());
   for (size_t r = 0; r < all.size(); ++r) {
     std::vector<uint64_t> other(mine.size());
@@ -121,8 +127,8 @@ Status Outer::rejoin(const OuterFragment::Step& step) {
         return error(
             Code::kProtocol,
             "outer step {}: rank {} has restored the state of step {}, rank {} that of step "
-            "{}, or between other averages, or with another anchor",
-            step_ + 1, r, other[0], context_.comm->rank(), step_);
+            "{}, or between other averages, or with another anchor or period",
+            at_.step + 1, r, other[0], context_.comm->rank(), at_.step);
       }
       if (of_average && other[i] == static_cast<uint64_t>(OuterPending::kUndelivered))
         missing[(i - kFirst) / 2] = true;

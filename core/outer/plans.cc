@@ -78,6 +78,7 @@ class OuterBuilder {
   }
   std::span<const NormRange> segment_ranges();
   uint32_t measure(bool keeps);  // block sums; the flags are then in flags_
+  void emit_launch();
   // Tensors as parts of a flat array, for a codec.
   uint32_t parts_of(OuterArray which);
   void sum_in_full(OuterArray from);
@@ -138,7 +139,7 @@ uint32_t OuterBuilder::measure(bool keeps) {
   return sums;
 }
 
-OuterPlan OuterBuilder::launch() {
+void OuterBuilder::emit_launch() {
   const uint32_t sums = measure(true);
   // A rank whose payload passes takes part as all others.
   if (s_.nonfinite == OuterNonfinite::kPass) b_.fill({flags_, 0, 4}, 0);
@@ -163,6 +164,10 @@ OuterPlan OuterBuilder::launch() {
                               .flat = flat_of(OuterArray::kLaunchLive, Access::kWrite)},
                              pieces_, PackArgs{0, 4});
   }
+}
+
+OuterPlan OuterBuilder::launch() {
+  emit_launch();
   out_.plan = b_.take();
   return std::move(out_);
 }
@@ -228,8 +233,7 @@ OuterPenaltyArgs OuterBuilder::penalty() const {
           .constant = s_.penalty.lambda_const,
           .lambda_max = s_.penalty.lambda_max,
           .floor = s_.floor(),
-          .eps = s_.penalty.eps,
-          .period = static_cast<double>(s_.schedule.period)};
+          .eps = s_.penalty.eps};
 }
 
 OuterStepArgs OuterBuilder::step_args(OuterPass pass) const {
@@ -387,6 +391,7 @@ void OuterBuilder::write_copies(const KernelOptions& options) {
 }
 
 OuterPlan OuterBuilder::finish(const UpdateMemory& m, bool average) {
+  if (x_.launches_behind()) emit_launch();
   const uint64_t segments = x_.segments();
   if (!s_.averages_parameters()) {  // else there is no gap
     b_.copy({array(OuterArray::kSegments), 0, segments * sizeof(OuterSegment)},
@@ -415,6 +420,12 @@ OuterPlan OuterBuilder::update(bool compressed) {
     b_.fill({array(OuterArray::kPayload), 0, x_.bytes_of(OuterArray::kPayload)}, 0);
   emit_factors(m, true, compressed);
   const KernelOptions commits = StepOperands::committing(m.word);
+  KernelOptions skips;
+  skips.predicate = {m.word, 0, kSkipNonfinite};
+  if (!s_.averages_parameters()) {
+    const uint64_t bytes = x_.segments() * sizeof(OuterSegment);
+    b_.copy({array(OuterArray::kSegments), 0, bytes}, {m.segments, 0, bytes}, skips);
+  }
   const bool moves = x_.bytes_of(OuterArray::kLaunchAnchor) != 0;
   const Region anchor{array(OuterArray::kAnchor), 0, x_.bytes_of(OuterArray::kAnchor)};
   const Region before{moves ? b_.scratch(anchor.bytes) : kNoSlot, 0, anchor.bytes};
@@ -423,8 +434,6 @@ OuterPlan OuterBuilder::update(bool compressed) {
   if (moves) b_.copy({array(OuterArray::kLaunchAnchor), 0, anchor.bytes}, before, commits);
   write_copies(commits);
   if (s_.nonfinite == OuterNonfinite::kSkipRank) {
-    KernelOptions skips;
-    skips.predicate = {m.word, 0, kSkipNonfinite};
     emit_merge(m, launch_live(), skips);
     write_copies(skips);
   }
@@ -522,6 +531,10 @@ uint64_t OuterShape::segments() const {
 bool OuterShape::launches_first() const {
   return config->schedule.delay == 0 || config->merge.kind == OuterMerge::kReset ||
          config->merge.kind == OuterMerge::kLerp;
+}
+
+bool OuterShape::launches_behind() const {
+  return config->schedule.follows() && !launches_first() && !last;
 }
 
 bool OuterShape::takes_out_last_step() const {

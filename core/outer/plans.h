@@ -60,9 +60,13 @@ struct OuterShape {
   // In a boundary that consumes an average and launches the next one: what is sent is taken before
   // the anchor moves (section 3).
   bool launches_first() const;
+  // The other way about: the update itself takes what is sent then, so that both happen or none.
+  bool launches_behind() const;
   // An average of parameters is taken from the anchor of now, which has the last step in it.
   bool takes_out_last_step() const;
-  bool keeps_errors() const { return config->codec && config->codec->residual && !alone(); }
+  // Averages use the codec, behind the first ones.
+  bool codes() const { return config->codec && !alone(); }
+  bool keeps_errors() const { return codes() && config->codec->residual; }
   // Both payloads are needed: those of an average and of the next one.
   bool two_payloads() const { return config->rule.freshness > 0; }
   // The penalty is made for every element.
@@ -93,6 +97,7 @@ struct OuterPlan {
   OuterOutcome outcome;
 };
 
+// Not of shapes that launch behind their update.
 OuterPlan build_outer_launch(const OuterShape& shape);
 // compressed: with the settings' codec.
 OuterPlan build_outer_reduction(const OuterShape& shape, bool compressed);

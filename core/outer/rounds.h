@@ -9,47 +9,83 @@
 
 namespace sotto {
 
+// Every `period` inner steps behind inner step `start` a fragment is launched.
+struct OuterRhythm {
+  uint64_t period = 1;
+  uint64_t start = 0;
+
+  // Launches of a fragment lie this far behind multiples of the period.
+  uint64_t offset(uint64_t fragment, uint64_t fragments) const {
+    return fragment * period / fragments;
+  }
+  bool operator==(const OuterRhythm&) const = default;
+};
+
 struct OuterRounds {
-  uint64_t period = 1;  // inner steps from launch to launch of a fragment
-  uint64_t delay = 0;   // from launch to consumption
+  OuterRhythm now;
+  uint64_t delay = 0;  // from launch to consumption
   uint64_t fragments = 1;
   // Inner steps before outer steps begin: each ends with the mean of parameters.
-  uint64_t start = 0;
+  uint64_t synchronous = 0;
   bool measures = false;  // first inner steps of rounds are measured
+  // The rhythm until inner step `past_end`; 0: there was no other one.
+  OuterRhythm past;
+  uint64_t past_end = 0;
+
+  bool follows() const { return delay == now.period; }
+
+  // Another period from inner step `step` on. What was launched before is consumed as ever; where
+  // delay is not the period nothing is launched until then.
+  void change_period(uint64_t step, uint64_t period) {
+    past = now;
+    past_end = step;
+    now = {period, follows() ? step : step + delay};
+    if (delay == past.period) delay = period;
+  }
 
   // After so many inner steps.
   OuterEvents at(uint64_t step, uint64_t fragment) const {
     OuterEvents events;
     if (step == 0) return events;
-    events.averages = step <= start;
+    events.averages = step <= synchronous;
     if (events.averages) return events;
-    const uint64_t n = step - start;
-    const uint64_t offset = fragment * period / fragments;
-    const auto launched = [&](uint64_t m) {
-      return m > 0 && m >= offset && (m - offset) % period == 0;
-    };
-    events.launches = launched(n);
+    events.launches = launched(step, fragment);
     // With delay = period the first one of a fragment has nothing to consume: it holds.
-    events.consumes = (events.launches && delay == period) || (n >= delay && launched(n - delay));
-    events.measures = measures && (n == 1 || launched(n - 1));
+    events.consumes =
+        follows() ? events.launches : step > delay && launched(step - delay, fragment);
+    events.measures = measures && (step == synchronous + 1 || launched(step - 1, fragment));
     return events;
   }
   // Inner steps after `step` until something happens.
   uint64_t until_next(uint64_t step) const {
-    for (uint64_t n = 1; n <= period + delay; ++n) {
+    const uint64_t most = now.period + 2 * delay;
+    for (uint64_t n = 1; n < most; ++n) {
       for (uint64_t f = 0; f < fragments; ++f) {
         const OuterEvents events = at(step + n, f);
         if (events.launches || events.consumes || events.averages) return n;
       }
     }
-    return period;
+    return most;
   }
-  // Inner steps of the round that ends with a launch after `step`, as far as they are done.
+  // Inner steps since the last launch of a fragment, or since outer steps began.
   uint64_t since_launch(uint64_t step, uint64_t fragment) const {
-    const uint64_t n = step > start ? step - start : 0;
-    const uint64_t offset = fragment * period / fragments;
-    return n < std::max(offset, uint64_t{1}) || (offset == 0 && n < period) ? n
-                                                                            : (n - offset) % period;
+    uint64_t last = last_launch(now, step, fragment);
+    if (last == 0 && past_end != 0) last = last_launch(past, std::min(step, past_end), fragment);
+    return step - std::min(step, std::max(last, synchronous));
+  }
+
+ private:
+  bool launched(uint64_t step, uint64_t fragment) const {
+    const OuterRhythm& rhythm = past_end != 0 && step <= past_end ? past : now;
+    if (step <= rhythm.start) return false;
+    const uint64_t n = step - rhythm.start, offset = rhythm.offset(fragment, fragments);
+    return n >= offset && (n - offset) % rhythm.period == 0;
+  }
+  // 0: there was none.
+  uint64_t last_launch(const OuterRhythm& rhythm, uint64_t step, uint64_t fragment) const {
+    const uint64_t offset = rhythm.offset(fragment, fragments);
+    const uint64_t first = rhythm.start + (offset == 0 ? rhythm.period : offset);
+    return step < first ? 0 : step - (step - first) % rhythm.period;
   }
 };
 

@@ -13,10 +13,11 @@ std::string outer_settings_text(const OuterConfig& c, const ParameterSet& parame
   };
   add("parameters", parameters.registration_hash());
   add("payload", outer_word("payload", c.payload));
-  add("period", c.schedule.period);
-  add("delay", c.schedule.delay);
-  add("switch_step", c.schedule.switch_step);
-  add("warmup_steps", c.schedule.warmup_steps);
+  const OuterSchedule& s = c.schedule;
+  s.automatic ? add("period", "auto") : add("period", s.period);
+  s.automatic&& s.follows() ? add("delay", "period") : add("delay", s.delay);
+  add("switch_step", s.switch_step);
+  add("warmup_steps", s.warmup_steps);
   add("rule", outer_word("rule", c.rule.kind));
   add("form", outer_word("form", c.rule.form));
   if (all) add("alpha", c.rule.alpha);

@@ -6,8 +6,6 @@
 namespace sotto {
 namespace {
 
-constexpr double kSpare = 1.1;
-
 // Of what a rank has, what it sends or gets in one phase.
 double share_of_peers(uint64_t ranks) {
   return static_cast<double>(ranks - 1) / static_cast<double>(ranks);
@@ -34,14 +32,6 @@ double exchange_seconds(const LinkModel& link, uint64_t ranks, uint32_t hops, do
 
 double two_phase_bits(uint64_t ranks, double elements, double b1, double b2) {
   return share_of_peers(ranks) * elements * (b1 + b2);
-}
-
-uint64_t smallest_delay(double comm_seconds, double step_seconds) {
-  // 1.1 is no binary number: ten steps are 11, not a hair more.
-  constexpr double kRounding = 1 - 1e-12;
-  const double steps = std::ceil(kSpare * comm_seconds / step_seconds * kRounding);
-  constexpr double kMost = 9007199254740992.0;  // 2^53
-  return static_cast<uint64_t>(std::clamp(steps, 1.0, kMost));
 }
 
 PeriodTimes period_times(const PeriodModel& m) {

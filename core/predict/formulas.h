@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/config/outer_period.h"
+
 namespace sotto {
 
 // A rank's link, the same for all ranks.
@@ -25,9 +27,6 @@ double tree_seconds(const LinkModel& link, uint64_t ranks, double bits);  // dou
 double exchange_seconds(const LinkModel& link, uint64_t ranks, uint32_t hops, double sent_bits);
 // What a rank sends in a two-phase average of n elements with b1 and b2 bits each, scales apart.
 double two_phase_bits(uint64_t ranks, double elements, double b1, double b2);
-
-// Inner steps that hide an average, with 10 % to spare: >= 1.
-uint64_t smallest_delay(double comm_seconds, double step_seconds);
 
 // A period of inner steps with the averages of its fragments.
 struct PeriodModel {

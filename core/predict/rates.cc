@@ -75,17 +75,18 @@ class Sample {
 
   // All ranks take part.
   void tell(const OuterPlan& made) {
+    OuterMessage message{};
+    message.delta_sum = message.weight = 1;
+    message.version = kOuterMessageVersion;
     for (const OuterArray which : {OuterArray::kMessages, OuterArray::kMessage}) {
       const uint32_t slot = made.arrays[static_cast<size_t>(which)];
       if (slot == kNoSlot) continue;
-      OuterMessage message{};
-      message.delta_sum = message.weight = 1;
-      message.version = kOuterMessageVersion;
       auto* const out = static_cast<std::byte*>(run_->bases[slot]);
       const uint64_t bytes = plan_->plan().slots[slot].bytes;
       for (uint64_t at = 0; at < bytes; at += sizeof message)
         std::memcpy(out + at, &message, sizeof message);
     }
+    if (made.told != kNoSlot) std::memcpy(run_->bases[made.told], &message, sizeof message);
     const OuterInputs inputs{1, 10};
     if (made.inputs != kNoSlot) std::memcpy(run_->bases[made.inputs], &inputs, sizeof inputs);
   }
@@ -126,8 +127,10 @@ Result<double> KernelRates::average(const OuterConfig& config, bool compressed) 
 Result<double> KernelRates::boundary(const OuterConfig& config, bool compressed) {
   const CompressedLayout layout = outer_layout(config, {{elements_, 0}}, target_.ranks());
   const OuterShape shape = target_.shape(config, layout);
-  SOTTO_ASSIGN(const double launch,
-               kernel_ns(build_outer_launch(shape), target_.target(), device_));
+  double launch = 0;
+  if (!shape.launches_behind()) {
+    SOTTO_ASSIGN(launch, kernel_ns(build_outer_launch(shape), target_.target(), device_));
+  }
   SOTTO_ASSIGN(const double update,
                kernel_ns(build_outer_update(shape, compressed), target_.target(), device_));
   return (launch + update) / static_cast<double>(elements_);

@@ -278,9 +278,8 @@ Result<Ordered> Predictor::report() {
       // What ranks would agree on.
       schedule.automatic = false;
       SOTTO_ASSIGN(const AverageCosts averages, costs_.averages(config));
-      const bool delayed = schedule.delay != 0;
-      schedule.period = smallest(averages.total());
-      schedule.delay = delayed ? schedule.period : 0;
+      schedule =
+          schedule.with_period(automatic_period(config, averages.total(), request_.step_seconds));
     }
     SOTTO_ASSIGN(own_, row("configuration", std::move(config)));
   }

@@ -18,6 +18,35 @@ std::string section(size_t fragment, std::string_view name) {
   return fmt::format("outer.{}.{}", fragment, name);
 }
 
+StateJson rhythm_meta(const OuterRhythm& r) { return {{"period", r.period}, {"start", r.start}}; }
+
+StateJson tuning_meta(const OuterTuning& t) {
+  return {{"now", rhythm_meta(t.now)},
+          {"past", rhythm_meta(t.past)},
+          {"past_end", t.past_end},
+          {"measuring", t.measuring},
+          {"asked", t.asked}};
+}
+
+Status read_rhythm(const StateJson& meta, const char* key, OuterRhythm* r) {
+  const auto found = meta.find(key);
+  if (found == meta.end() || !found->is_object())
+    return invalid_argument("the state's description has no valid \"{}\"", key);
+  SOTTO_TRY(read_key(*found, "period", &r->period));
+  return read_key(*found, "start", &r->start);
+}
+
+Result<OuterTuning> read_tuning(const StateJson& meta) {
+  OuterTuning t;
+  if (!meta.is_object()) return invalid_argument("the state's description has no valid \"tuning\"");
+  SOTTO_TRY(read_rhythm(meta, "now", &t.now));
+  SOTTO_TRY(read_rhythm(meta, "past", &t.past));
+  SOTTO_TRY(read_key(meta, "past_end", &t.past_end));
+  SOTTO_TRY(read_key(meta, "measuring", &t.measuring));
+  SOTTO_TRY(read_key(meta, "asked", &t.asked));
+  return t;
+}
+
 StateJson fragment_meta(const OuterFragmentState& f) {
   StateJson meta{{"launches", f.launches},
                  {"consumed", f.consumed},
@@ -45,6 +74,7 @@ Result<OuterFragmentState> read_fragment(const BlobReader& reader, const StateJs
   SOTTO_TRY(read_key(meta, "consumed", &f.consumed));
   SOTTO_TRY(read_key(meta, "pending", &pending));
   SOTTO_TRY(read_key(meta, "compressed", &f.compressed));
+  if (meta.contains("period")) SOTTO_TRY(read_key(meta, "period", &f.period));
   if (pending > static_cast<uint64_t>(OuterPending::kUndelivered))
     return invalid_argument("the state's description has no valid \"pending\"");
   f.pending = static_cast<OuterPending>(pending);
@@ -74,7 +104,11 @@ std::vector<std::byte> encode_outer(const OuterSnapshot& s) {
                  {"swapped", s.swapped},
                  {"settings", s.settings}};
   meta["fragments"] = StateJson::array();
-  for (const OuterFragmentState& f : s.fragments) meta["fragments"].push_back(fragment_meta(f));
+  for (const OuterFragmentState& f : s.fragments) {
+    StateJson& fragment = meta["fragments"].emplace_back(fragment_meta(f));
+    if (s.tuning) fragment["period"] = f.period;
+  }
+  if (s.tuning) meta["tuning"] = tuning_meta(*s.tuning);
   BlobWriter writer;
   writer.add("meta", std::string_view(meta.dump()));
   for (size_t i = 0; i < s.fragments.size(); ++i) add_fragment(i, s.fragments[i], &writer);
@@ -91,6 +125,9 @@ Result<OuterSnapshot> decode_outer(std::span<const std::byte> bytes) {
   SOTTO_TRY(read_key(meta, "flushed_at", &s.flushed_at));
   SOTTO_TRY(read_key(meta, "swapped", &s.swapped));
   SOTTO_TRY(read_key(meta, "settings", &s.settings));
+  if (meta.contains("tuning")) {
+    SOTTO_ASSIGN(s.tuning, read_tuning(meta["tuning"]));
+  }
   const auto fragments = meta.find("fragments");
   if (fragments == meta.end() || !fragments->is_array())
     return invalid_argument("the state's description has no valid \"fragments\"");

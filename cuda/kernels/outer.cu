@@ -38,11 +38,13 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   OuterSegment* segments = o.segments.flat<OuterSegment>();
   const float last_alpha = segments[0].alpha;  // before the barriers in count_votes()
   const OuterVotes votes = count_votes(messages, a.world);
-  const OuterNumbers numbers =
-      outer_numbers(a, *o.inputs.flat<const OuterInputs>(), votes.ranks, last_alpha);
+  const OuterInputs& inputs = *o.inputs.flat<const OuterInputs>();
+  const OuterNumbers numbers = outer_numbers(a, inputs, votes.ranks, last_alpha);
   const uint32_t word = outer_word(a, votes);
-  const double of_ranks =
-      a.penalty.kind == OuterPenalty::kGapInner ? inner_unit(a, messages, votes.ranks) : 0.0;
+  const OuterPenaltyArgs penalty = outer_penalty(a, votes);
+  const double of_ranks = a.penalty.kind == OuterPenalty::kGapInner
+                              ? inner_unit(a, inputs, messages, votes.ranks)
+                              : 0.0;
   visit_ranges(params.ranges, 0, a.n, [&](const auto& team, uint64_t k) {
     const NormRange& range = params.ranges[k];
     double unit = of_ranks;
@@ -53,9 +55,9 @@ __global__ void __launch_bounds__(kWideThreads, 1)
     if (team.rank() != 0) return;
     OuterSegment segment = segments[k];
     o.factors.flat<OuterFactor>()[k] =
-        outer_factor(a.penalty, numbers.gamma, messages, unit, range.count, &segment);
+        outer_factor(penalty, numbers.gamma, messages, unit, range.count, &segment);
     if (k == 0) segment.alpha = numbers.alpha;
-    if (word == kCommit) segments[k] = segment;
+    segments[k] = word == kCommit ? segment : outer_unmoved(segments[k]);
   });
   if (threadIdx.x != 0) return;
   *o.numbers.flat<OuterNumbers>() = numbers;

@@ -194,7 +194,7 @@ double unit_of(const Segments& s, const FactorsCase& c, size_t k, double gap, do
       const auto ranks = std::count_if(c.messages.begin(), c.messages.end(),
                                        [](const OuterMessage& m) { return m.weight != 0; });
       total *= ranks == 0 ? 0.0f : static_cast<float>(1.0 / static_cast<double>(ranks));
-      return 48 * static_cast<double>(total);
+      return c.in.period * static_cast<double>(total);
     }
     default: return 0;
   }
@@ -202,7 +202,8 @@ double unit_of(const Segments& s, const FactorsCase& c, size_t k, double gap, do
 
 void expect_segment(const Segments& s, const FactorsCase& c, size_t k, bool commits,
                     const OuterSegment& segment, const OuterFactor& factor) {
-  const OuterPenaltyArgs& p = c.args.penalty;
+  const bool alone = std::ranges::all_of(c.messages, [](const auto& m) { return m.weight == 0; });
+  const OuterPenaltyArgs p = alone ? OuterPenaltyArgs{} : c.args.penalty;
   const double gap = !p.stale ? 0 : p.consensus ? c.messages[0].gap : s.state[k].gap;
   double average = s.state[k].average_gap, unit = 0, lambda = 1;
   const bool compares = p.kind != OuterPenalty::kNone && p.kind != OuterPenalty::kConst;
@@ -212,7 +213,7 @@ void expect_segment(const Segments& s, const FactorsCase& c, size_t k, bool comm
     const double eps = 1e-3 * std::sqrt(static_cast<double>(s.ranges[k].count));
     if (gap != 0) lambda = std::min(std::max(1 + gap / (unit + eps), 1.0), 1.75);
   }
-  if (!p.element) lambda = std::max(lambda, 1.125);
+  if (!p.element && !alone) lambda = std::max(lambda, 1.125);
   EXPECT_EQ(factor.gap, gap);
   EXPECT_EQ(factor.unit, unit);
   EXPECT_EQ(factor.lambda, lambda);
@@ -222,8 +223,8 @@ void expect_segment(const Segments& s, const FactorsCase& c, size_t k, bool comm
   EXPECT_EQ(factor.change, 0.0f);
   const float alpha = static_cast<float>(c.args.normalised ? 0.7 * c.in.gamma : 0.7);
   EXPECT_EQ(segment.average_gap, commits ? average : s.state[k].average_gap);
-  EXPECT_EQ(segment.gap, s.state[k].gap);
-  EXPECT_EQ(segment.alpha, k == 0 && commits ? alpha : s.state[k].alpha);
+  EXPECT_EQ(segment.gap, commits ? s.state[k].gap : 0);
+  EXPECT_EQ(segment.alpha, !commits ? 0 : k == 0 ? alpha : s.state[k].alpha);
 }
 
 void expect_factors(const Segments& s, FactorsCase c) {
@@ -235,7 +236,8 @@ void expect_factors(const Segments& s, FactorsCase c) {
     ranks += m.weight != 0 ? 1 : 0;
     flagged = flagged || m.flags != 0;
   }
-  const bool commits = ranks != 0 && !(flagged && c.args.fails);
+  const bool some = ranks != 0 || c.args.freshness > 0;
+  const bool commits = some && !(flagged && c.args.fails);
   EXPECT_EQ(first<uint32_t>(out, o.word), commits ? kCommit : kSkipNonfinite);
   const OuterNumbers n = first<OuterNumbers>(out, o.numbers);
   EXPECT_EQ(n.phi, c.args.clip_by_gamma ? 0.35 * c.in.gamma : 0.35);
@@ -244,7 +246,7 @@ void expect_factors(const Segments& s, FactorsCase c) {
   EXPECT_EQ(n.alpha, static_cast<float>(c.args.normalised ? 0.7 * c.in.gamma : 0.7));
   EXPECT_EQ(n.last_alpha, 0.9f);
   EXPECT_EQ(n.beta, static_cast<float>(0.2));
-  EXPECT_EQ(n.freshness, static_cast<float>(0.1));
+  EXPECT_EQ(n.freshness, static_cast<float>(c.args.freshness));
   EXPECT_EQ(n.limit, static_cast<float>(c.args.clip_by_gamma ? 0.35 * c.in.gamma : 0.35));
   EXPECT_EQ(n.shrink, 1.0f);
   EXPECT_EQ(n.ranks, ranks);
@@ -265,12 +267,11 @@ OuterFactorsArgs factors_args(OuterPenalty kind, uint32_t bits) {
   a.fails = (bits & 64) != 0;
   a.alpha = 0.7;
   a.beta = 0.2;
-  a.freshness = 0.1;
+  a.freshness = (bits & 3) == 1 ? 0 : 0.1;
   a.penalty.constant = 2;
   a.penalty.lambda_max = 1.75;
   a.penalty.floor = 1.125;
   a.penalty.eps = 1e-3;
-  a.penalty.period = 48;
   return a;
 }
 
@@ -287,7 +288,7 @@ TEST(KernelsOuterBoundary, FactorsFollowTheFormulas) {
         for (OuterMessage& m : messages) m.weight = 0;
       }
       expect_factors(segments,
-                     FactorsCase(segments, factors_args(kind, bits), messages, {0.3, 0.35}));
+                     FactorsCase(segments, factors_args(kind, bits), messages, {0.3, 0.35, 48}));
     }
   }
 }
@@ -304,7 +305,7 @@ TEST(KernelsOuterBoundary, FactorsOfLongSegmentsAndManyRanks) {
   for (float& s : segments.sums) s = std::ldexp(s, static_cast<int>(random.below(90)) - 45);
   for (const OuterPenalty kind : {OuterPenalty::kGapRel, OuterPenalty::kGapInner})
     expect_factors(segments, FactorsCase(segments, factors_args(kind, 1), messages_of_ranks(1030),
-                                         {0.3, 0.35}));
+                                         {0.3, 0.35, 12}));
 }
 
 OuterNumbers limited(OuterClip clip, const std::vector<float>& sums, uint64_t elements) {

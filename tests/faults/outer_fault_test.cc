@@ -1,15 +1,17 @@
 // Outer optimizers whose peers are lost. The average that was under way, or the step that runs,
 // ends with the one cause, which names a rank. Live parameters, anchor and momentum are those of
-// before the step that failed, whatever message was the last, and closing waits for nothing. At
-// every message of launches and flights, on ranks that are threads; at any moment, on ranks that
-// are processes over TCP and use nothing but sotto.h.
+// before the step that failed, whatever message was the last, and closing waits for nothing. States
+// that are exported then, all of one step, go on to what there would have been without the fault,
+// bit for bit, or, where a codec's average has come to some ranks alone, alike on all ranks; ranks
+// refuse those of different steps. At every message of launches, flights and consumptions, on ranks
+// that are threads; outer_kill_test.cc has ranks that are processes.
 #include <gtest/gtest.h>
 #include <signal.h>
 
 #include <algorithm>
 #include <barrier>
 #include <chrono>
-#include <random>
+#include <optional>
 
 #include "core/base/hash.h"
 #include "core/outer/outer.h"
@@ -23,6 +25,7 @@ namespace {
 struct Kind {
   const char* name;
   const char* json;
+  bool momentum = true;
 };
 
 // With momentum, so that an update changes everything. Two steps of a period.
@@ -38,6 +41,11 @@ constexpr Kind kKinds[] = {
     {"topk_now",
      R"({"preset": "diloco", "period": 2, "delay": 0, "codec": {"type": "topk", "block": 512}})"},
     {"topk_late", R"({"preset": "co2", "beta": 0.1, "period": 2, "delay": 2, "codec": "topk"})"},
+    {"progress_late", R"({"preset": "cocod", "period": 2})", false},
+    {"pull_late", R"({"preset": "overlap_local_sgd", "period": 2})"},
+    {"fresh_late", R"({"preset": "delta_corrected", "period": 2})"},
+    {"fragments_between",
+     R"({"preset": "streaming_diloco", "period": 2, "delay": 1, "fragments": 2})"},
 };
 
 constexpr uint64_t kBefore = 6;     // steps before the first fault: three launches
@@ -54,6 +62,9 @@ struct Hashes {
 
 class Model {
  public:
+  ~Model() {
+    if (outer_) outer_->close();
+  }
   explicit Model(int32_t rank) : rank_(rank) {
     for (size_t t = 0; t < 2; ++t) live_[t].assign(t == 0 ? kCount - kCount / 3 : kCount / 3, 0.5f);
   }
@@ -64,6 +75,7 @@ class Model {
       specs[t].count = live_[t].size();
       specs[t].param = live_[t].data();
     }
+    momentum_ = kind.momentum;
     SOTTO_ASSIGN(outer_, Outer::create(comm, kind.json, std::move(specs)));
     return ok_status();
   }
@@ -87,6 +99,7 @@ class Model {
     for (const auto& live : live_) h.live = mixed(h.live, live);
     SOTTO_ASSIGN(const auto anchor, outer_->values(OuterArray::kAnchor));
     for (const auto& values : anchor) h.anchor = mixed(h.anchor, values);
+    if (!momentum_) return h;
     SOTTO_ASSIGN(const auto momentum, outer_->values(OuterArray::kMomentum));
     for (const auto& values : momentum) h.momentum = mixed(h.momentum, values);
     return h;
@@ -101,14 +114,16 @@ class Model {
 
   const int32_t rank_;
   std::vector<float> live_[2];
+  bool momentum_ = true;
   std::shared_ptr<Outer> outer_;
 };
 
 struct Outcome {
-  std::vector<Hashes> before, after;  // of every step that was made
-  Status status;                      // of the first step that failed
-  Status again;                       // of the step after it
-  Status cause;                       // of the comm
+  std::vector<Hashes> before, after;   // of every step that was made
+  Status status;                       // of the first step that failed
+  Status again;                        // of the step after it
+  Status cause;                        // of the comm
+  std::optional<OuterSnapshot> state;  // behind the failure
   std::chrono::nanoseconds closing{0};
   uint64_t sends = 0;  // of the disturbed steps
 };
@@ -138,7 +153,10 @@ Status train(const std::shared_ptr<Comm>& comm, const Kind& kind, const Disturba
     out->before.push_back(before);
     out->after.push_back(after);
   }
-  if (!out->status.ok()) out->again = model.step(0);
+  if (!out->status.ok()) {
+    out->again = model.step(0);
+    SOTTO_ASSIGN(out->state, model.outer().snapshot());
+  }
   out->cause = comm->failure();
   const auto start = std::chrono::steady_clock::now();
   model.outer().close();
@@ -201,6 +219,67 @@ void expect_one_cause(const std::vector<Outcome>& outcomes, Code code) {
   }
 }
 
+// Where ranks have failed in different steps none goes on, and each says why.
+Status refuses(Model* model) {
+  const Status status = model->step(0);
+  if (status.code() == Code::kProtocol) return ok_status();
+  return error(Code::kInternal, "states of different steps: {}",
+               status.ok() ? "the step was made" : status.text());
+}
+
+// What ranks have exported, all together.
+struct Restart {
+  explicit Restart(const std::vector<Outcome>& failed) {
+    const OuterSnapshot& first = *failed[0].state;
+    for (const Outcome& o : failed) {
+      same_step = same_step && o.state->step == first.step;
+      for (size_t f = 0; f < first.fragments.size(); ++f) {
+        const OuterFragmentState &mine = o.state->fragments[f], &other = first.fragments[f];
+        same_step = same_step && mine.launches == other.launches;
+        exact = exact && (!mine.compressed || mine.pending == other.pending);
+      }
+    }
+  }
+  bool same_step = true;
+  bool exact = true;  // no error feedback is further than another rank's
+};
+
+// The step that failed, then those behind it. end: what that comes to.
+Status resume(const std::shared_ptr<Comm>& comm, const Kind& kind, const Outcome& whole,
+              const Outcome& failed, const Restart& restart, Hashes* end) {
+  Model model(comm->rank());
+  SOTTO_TRY(model.create(comm, kind));
+  SOTTO_TRY(model.outer().restore(*failed.state));
+  const uint64_t first = failed.after.size() - 1;
+  if (!restart.same_step) return refuses(&model);
+  for (uint64_t k = first; k < kSteps; ++k) {
+    if (k != first) model.train(k);
+    SOTTO_TRY(model.step(20'000'000));
+    SOTTO_ASSIGN(*end, model.hashes());
+    if (restart.exact && *end != whole.after[k])
+      return error(Code::kInternal, "resumed in step {}: step {} differs", first, k);
+  }
+  return ok_status();
+}
+
+// Returns whether they went on.
+bool expect_resumes(const Kind& kind, const std::vector<Outcome>& whole,
+                    const std::vector<Outcome>& failed) {
+  WorldOptions world;
+  world.size = static_cast<int32_t>(whole.size());
+  world.params.segment_bytes = 32 * 1024;
+  const Restart restart(failed);
+  std::vector<Hashes> ends(failed.size());
+  const Status status = run_world(world, [&](const std::shared_ptr<Comm>& comm) -> Status {
+    const auto rank = static_cast<size_t>(comm->rank());
+    return resume(comm, kind, whole[rank], failed[rank], restart, &ends[rank]);
+  });
+  EXPECT_TRUE(status.ok()) << status.text();
+  for (const Hashes& h : ends)
+    EXPECT_TRUE(restart.exact || h.anchor == ends[0].anchor) << "anchors differ";
+  return restart.same_step;
+}
+
 class OuterAtEveryMessage : public testing::TestWithParam<Kind> {
  protected:
   // Every `stride`th of the disturbances that there are.
@@ -209,7 +288,7 @@ class OuterAtEveryMessage : public testing::TestWithParam<Kind> {
     const Kind& kind = GetParam();
     const std::vector<Outcome> whole = run(kind, transport, size, {});
     for (const Outcome& rank : whole) ASSERT_TRUE(rank.status.ok()) << rank.status.text();
-    uint64_t number = 0;
+    uint64_t number = 0, resumed = 0;
     for (int rank = 0; rank < size; ++rank) {
       const uint64_t sends = whole[static_cast<size_t>(rank)].sends;
       ASSERT_GT(sends, 0u);
@@ -225,8 +304,11 @@ class OuterAtEveryMessage : public testing::TestWithParam<Kind> {
         }
         expect_one_cause(got, fault == FaultKind::kDrop ? Code::kTimeout : Code::kPeerLost);
         if (HasFailure()) return;
+        resumed += expect_resumes(kind, whole, got) ? 1 : 0;
+        if (HasFailure()) return;
       }
     }
+    RecordProperty("resumed", static_cast<int>(resumed));
   }
 };
 

@@ -62,7 +62,13 @@ POISONED = {
     "topk, NaN": (lambda w: sparse(w, block=32, k=4), 6),
     "topk, contributors, NaN": (lambda w: sparse(w, block=32, k=4, average="contributors", dense_below=10), 10),
     "topk, delay 4, NaN": (lambda w: sparse(w, {"delay": 4, "alpha": 0.5}, block=32, k=4), 6),
+    "late, NaN": (lambda w: close(beta=0.2, penalty="gap_ema", clip="rms"), 6),
+    "late, NaN everywhere": (lambda w: close(beta=0.2, penalty="gap_ema", clip="rms"), 6),
+    "half fresh, NaN": (lambda w: close(freshness=0.5, beta=0.2, penalty="gap_ema", clip="rms"), 6),
+    "half fresh, NaN everywhere": (lambda w: close(freshness=0.5, beta=0.2, penalty="gap_ema", clip="rms"), 6),
+    "all fresh, NaN everywhere": (lambda w: close(freshness=1, beta=0), 6),
 }
+ALL_POISONED = {name for name in POISONED if name.endswith("everywhere")}
 
 
 def sparse(world, keys=None, **codec):
@@ -148,7 +154,7 @@ def payload_of(codec):
 
 
 def compare(library, name, make, world, poison=None):
-    """poison: an inner step that the last rank ends with NaN."""
+    """poison: an inner step that the last rank, or all of them, end with NaN."""
     settings = make(world)
     model, ours = Toy(settings, world), Toy(settings, world)
     wanted = []
@@ -156,7 +162,8 @@ def compare(library, name, make, world, poison=None):
     def inner(toy):
         toy.inner()
         if toy.t == poison:
-            toy.live[world - 1][1][7:9] = np.nan
+            for live in toy.live if name in ALL_POISONED else toy.live[world - 1:]:
+                live[1][7:9] = np.nan
 
     for _ in range(STEPS):
         inner(model)

@@ -157,7 +157,7 @@ TEST(CapiOuterErrors, Settings) {
       {R"({"preset": "sparse_loco", "codec": {"type": "topk", "k": 5000}})",
        SOTTO_E_INVALID_ARGUMENT,
        {"outer.codec.k: found 5000, allowed is a whole number in [1, 4096]"}},
-      {R"({"preset": "co2", "period": "auto"})", SOTTO_E_UNSUPPORTED, {"period", "auto"}},
+      {R"({"preset": "co2", "period": "soon"})", SOTTO_E_INVALID_ARGUMENT, {"period", "auto"}},
       {R"({"optimizer": {"type": "AdamW"}})", SOTTO_E_INVALID_ARGUMENT, {"outer"}},
       {"{", SOTTO_E_INVALID_ARGUMENT, {"line 1", "the text ends before everything is closed"}},
       {"", SOTTO_E_INVALID_ARGUMENT, {}},
@@ -221,7 +221,7 @@ TEST(CapiOuterErrors, Set) {
                         OuterModel model;
                         sotto_outer* outer = new_outer(self, kTwo, model);
                         FAILS(sotto_outer_set(outer, "lrr", 1), SOTTO_E_INVALID_ARGUMENT,
-                              R"("lrr" cannot be set; allowed: "lr", "loss", "weight")");
+                              R"("lrr" cannot be set; allowed: "lr", "loss", "weight", "retune")");
                         for (const double w : {0.5, -1.0, 2.0, kNan}) {
                           FAILS(sotto_outer_set(outer, "weight", w), SOTTO_E_INVALID_ARGUMENT,
                                 "weight is ", "; allowed: 0 or 1");

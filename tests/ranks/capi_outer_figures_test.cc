@@ -105,6 +105,34 @@ TEST(CapiOuterNonfinite, Error) {
       "");
 }
 
+// A rank that does not count is left out of the average, and its numbers are still an error. That
+// no rank counts is none.
+TEST(CapiOuterNonfinite, ErrorBesideWeights) {
+  EXPECT_EQ(
+      run_world(
+          2, {},
+          [](Member& self) {
+            OuterModel model;
+            sotto_outer* outer = new_outer(self, json_of("0", R"(, "nonfinite": "error")"), model);
+            if (self.rank == 1) OK(sotto_outer_set(outer, "weight", 0));
+            OK(round_with(outer, model, self.rank, {}));
+            same(model.read(), 1 + 2, "rank 0");
+            fails(round_with(outer, model, self.rank, {1}), SOTTO_E_NONFINITE,
+                  {"outer step 4: NaN or Inf in the parameters of rank 1; nothing was updated"},
+                  "step");
+            barrier(self);
+            model.write(3);
+            OK(sotto_outer_set(outer, "weight", 0));
+            OK(round_with(outer, model, self.rank, {}));
+            same(model.read(), 3 + 2 * static_cast<float>(1 + self.rank), "own");
+            OK(sotto_outer_set(outer, "weight", 1));
+            OK(round_with(outer, model, self.rank, {}));
+            same(model.read(), 3 + 6, "both rounds of all ranks");
+            OK(sotto_outer_destroy(outer));
+          }),
+      "");
+}
+
 // Also of an average that is followed by another operation in the same call.
 TEST(CapiOuterNonfinite, ErrorOfAFlush) {
   for (const char* delay : {"0", "1", "2"}) {

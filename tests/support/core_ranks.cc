@@ -122,6 +122,7 @@ std::shared_ptr<Context> make_context(const WorldOptions& options, int32_t rank)
   context.backends = options.backends.empty() ? standard_backends(options.tcp) : options.backends;
   if (options.wrap_backends) options.wrap_backends(rank, &context.backends);
   context.progress_thread = options.progress_thread;
+  context.clock = options.clock;
   return std::make_shared<Context>(std::move(context));
 }
 

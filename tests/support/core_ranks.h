@@ -23,7 +23,8 @@ struct WorldOptions {
   tcp::Params tcp;
   int64_t timeout_us = 20'000'000;
   bool progress_thread = true;
-  std::function<void()> on_rank_thread;  // first thing on every rank's thread
+  const Clock* clock = &Clock::monotonic();  // of operations
+  std::function<void()> on_rank_thread;      // first thing on every rank's thread
 };
 
 // Runs body(comm) on every rank and destroys everything. A failure of creation, or a status that is

@@ -98,6 +98,12 @@ TEST(ConfigOuterRefuses, Delays) {
       {R"({"preset": "cocod", "delay": 0})",
        "outer.delay: found delay 0 with merge add_progress, allowed is 1 to the period, 48; set "
        "delay to 48 or merge to reset"},
+      {R"({"preset": "overlap_local_sgd", "period": "auto", "delay": 48})",
+       "outer.delay: found delay 48 with merge pull, allowed is the period, auto; leave delay out "
+       "or set merge to reset"},
+      {R"({"preset": "cocod", "period": "auto", "delay": 0})",
+       "outer.delay: found delay 0 with merge add_progress, allowed is 1 to the period, auto; "
+       "leave delay out or set merge to reset"},
   });
   for (const char* delay : {"1", "47", "48"})
     parse(fmt::format(R"({{"preset": "cocod", "delay": {}}})", delay));
@@ -110,8 +116,8 @@ TEST(ConfigOuterRefuses, Freshness) {
        "outer.form: found form anchor_diff with freshness 0.5, allowed is delta; set form to delta "
        "or freshness to 0"},
       {R"({"freshness": 0.5, "delay": 3})",
-       "outer.delay: found delay 3 with freshness 0.5, allowed is 48; set delay to 48 or freshness "
-       "to 0"},
+       "outer.delay: found delay 3 with freshness 0.5, allowed is the period, 48; set delay to 48 "
+       "or freshness to 0"},
       {R"({"freshness": 0.5, "merge": "lerp", "merge_a": 0.5})",
        "outer.merge: found merge lerp with freshness 0.5, allowed is reset; set merge to reset or "
        "freshness to 0"},
@@ -125,8 +131,11 @@ TEST(ConfigOuterRefuses, Freshness) {
        "outer.freshness: found lr_normalised true with freshness 0.5, allowed is false; set "
        "lr_normalised to false or freshness to 0"},
       {R"({"preset": "eager_diloco", "delay": 0})",
-       "outer.delay: found delay 0 with freshness 1/W, allowed is 30; set delay to 30 or freshness "
-       "to 0"},
+       "outer.delay: found delay 0 with freshness 1/W, allowed is the period, 30; set delay to 30 "
+       "or freshness to 0"},
+      {R"({"freshness": 1, "period": "auto", "delay": 48})",
+       "outer.delay: found delay 48 with freshness 1, allowed is the period, auto; leave delay out "
+       "or set freshness to 0"},
   });
 }
 

@@ -19,7 +19,7 @@ TEST(ConfigOuterReport, HasResolvedNumbers) {
       "lambda_max": 2.0, "eps": 1e-12, "granularity": "global", "consensus_scalars": false,
       "auto_floor": false, "clip": "coord", "phi": 1.0, "clip_units": "param", "merge": "reset",
       "merge_a": null, "codec": null, "dense_rounds": null, "fragments": 2, "switch_step": 0,
-      "warmup_steps": 0, "every_step": null, "nonfinite": "skip_rank",
+      "warmup_steps": 0, "every_step": null, "measured": null, "nonfinite": "skip_rank",
       "gain_bound": 1, "gain_with_floor": null, "payload_bytes_per_launch": 3875,
       "payload_bytes_per_dense_launch": 3875, "payload_bytes_per_period": 7750,
       "events": [{"fragment": 0, "launch": 0, "consume": 48},
@@ -135,6 +135,17 @@ TEST(ConfigOuterReport, TheWholeRun) {
   const Json late = run_of(R"({"period": 4096, "fragments": 4096, "codec": "int8",
       "dense_rounds": 9007199254740992})");
   EXPECT_EQ(late["run"]["full_precision_updates"], 1000);
+}
+
+TEST(ConfigOuterReport, AutomaticPeriods) {
+  const Json late = report_of_outer(R"({"period": "auto", "fragments": 3})", 2, 100)["outer"];
+  EXPECT_EQ(late["period"], "auto");
+  EXPECT_EQ(late["delay"], "period");
+  EXPECT_EQ(late["measured"], Json::parse(R"({"steps": 20, "period": 6})"));
+  EXPECT_EQ(late["events"], nullptr);
+  const Json between = report_of_outer(R"({"period": "auto", "delay": 7})", 2, 100)["outer"];
+  EXPECT_EQ(between["delay"], 7);
+  EXPECT_EQ(between["measured"]["period"], 8);
 }
 
 TEST(ConfigOuterReport, LargestSizesDoNotOverflow) {

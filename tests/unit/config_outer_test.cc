@@ -195,6 +195,25 @@ TEST(ConfigOuter, WordsInAnyCase) {
   EXPECT_TRUE(parse(R"({"period": "AUTO"})").schedule.automatic);
 }
 
+// Delay is the period if the preset's is, and stays what the file says.
+TEST(ConfigOuter, AutomaticPeriods) {
+  const OuterConfig late = parse(R"({"period": "auto"})");
+  EXPECT_TRUE(late.schedule.follows() && late.late());
+  EXPECT_TRUE(check_supported(late).ok());
+  for (const uint64_t delay : {0, 5, 48, 500}) {
+    const OuterConfig c = parse(fmt::format(R"({{"period": "auto", "delay": {}}})", delay));
+    EXPECT_FALSE(c.schedule.follows()) << delay;
+    EXPECT_EQ(c.schedule.with_period(1000).delay, delay);
+    EXPECT_FALSE(c.late());
+  }
+  const OuterSchedule longer = late.schedule.with_period(7);
+  EXPECT_EQ(longer.period, 7u);
+  EXPECT_EQ(longer.delay, 7u);
+  EXPECT_EQ(parse(R"({"preset": "diloco", "period": "auto"})").schedule.delay, 0u);
+  EXPECT_TRUE(parse(R"({"preset": "local_sgd", "period": "auto"})").schedule.automatic);
+  EXPECT_EQ(parse(R"({"period": "auto", "fragments": 7})").fragments.count, 7u);
+}
+
 TEST(ConfigOuter, CodecAsAWord) {
   const OuterConfig word = parse(R"({"codec": "1bit"})");
   const OuterConfig object = parse(R"({"codec": {"type": "onebit"}})");
@@ -256,7 +275,6 @@ TEST(ConfigOuter, AFileWithoutTheKeyHasNone) {
 TEST(ConfigOuter, UnsupportedByName) {
   const std::string prefix = "configuration: not supported in this release: ";
   const std::vector<std::pair<const char*, const char*>> cases = {
-      {R"({"period": "auto"})", "outer.period auto (supported is a whole number >= 1)"},
       {R"({"every_step": "gradients"})", "outer.every_step gradients (supported is parameters)"},
       {R"({"freshness": 0.5, "codec": "int8"})",
        "outer.freshness 0.5 (supported with a codec is 0)"},
@@ -275,13 +293,13 @@ TEST(ConfigOuter, UnsupportedByName) {
     const OuterConfig c = parse(row.json);
     EXPECT_TRUE(check_supported(c).ok()) << row.json;
   }
-  const Json report = report_of_outer(R"({"codec": {"type": "topk", "k": 64}, "period": "auto"})");
+  const Json report = report_of_outer(R"({"codec": {"type": "topk", "k": 64}, "freshness": 1})");
   EXPECT_EQ(report["can_run"], false);
   std::set<std::string> unsupported;
   for (const Json& key : report["keys"]) {
     if (key["disposition"] == "unsupported") unsupported.insert(key["key"].get<std::string>());
   }
-  EXPECT_THAT(unsupported, ElementsAre("sotto.outer.period"));
+  EXPECT_THAT(unsupported, ElementsAre("sotto.outer.freshness"));
 }
 
 // ---- warnings

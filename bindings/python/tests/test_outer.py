@@ -5,7 +5,7 @@ import pytest
 from ranks import run_ranks, thread_ranks
 
 import sotto
-from sotto.outer import CONSUMED, HELD, LAUNCHED, WAITED, Outer, OuterParam
+from sotto.outer import CONSUMED, HELD, LAUNCHED, MEASURING, WAITED, Outer, OuterParam
 
 f32 = np.float32
 CENTRES = (-1.0, 3.0)
@@ -47,6 +47,30 @@ def test_anchors_follow_the_exact_sequences(more, anchors, flushed):
         assert (info.step, info.in_flight, info.fragments) == (2 * len(anchors), 0, 1)
         assert info.payload_bytes_next_launch == 700 * 4
         assert 0 <= info.overlap_ratio <= 1
+
+
+def test_a_period_that_is_measured():
+    def body(comm):
+        x = np.full(9, 5, f32)
+        with Outer([x], {"preset": "diloco", "period": "auto"}, comm=comm) as outer:
+            for _ in range(20):
+                assert outer.info().events & MEASURING
+                assert (outer.info().period, outer.info().delay) == (4, 0)
+                outer.step().wait()
+            info = outer.info()
+            assert not info.events & MEASURING
+            outer.set(retune=True)
+            return info.period, info.delay, info.next_boundary
+
+    first, second = thread_ranks(2, body)
+    assert first == second
+    assert first[1:] == (0, first[0])
+    with (
+        sotto.create_comm(world_size=1) as comm,
+        Outer([np.zeros(3, f32)], {"period": 6}, comm=comm) as outer,
+        pytest.raises(sotto.InvalidStateError, match=r'a period "auto" anew; the period here is 6'),
+    ):
+        outer.set(retune=True)
 
 
 def test_events_and_evaluation():

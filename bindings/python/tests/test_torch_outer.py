@@ -12,7 +12,7 @@ from test_torch_optim import loss_of, model, train  # noqa: E402
 
 import sotto  # noqa: E402
 import sotto.torch as st  # noqa: E402
-from sotto.outer import CONSUMED, HELD, LAUNCHED, WAITED  # noqa: E402
+from sotto.outer import CONSUMED, HELD, LAUNCHED, MEASURING, WAITED  # noqa: E402
 from sotto.outer import Outer as PlainOuter  # noqa: E402
 
 INNER = {
@@ -432,6 +432,25 @@ class ZeroRedundancyOptimizer(torch.optim.SGD):
     """Of the name of torch's."""
 
 
+def test_a_period_that_is_measured():
+    def body(comm):
+        net = model()
+        opt = made(net, comm, period="auto")
+        train(net, opt, comm.rank, range(24))
+        info = opt.info()
+        assert not info.events & MEASURING
+        state = saved_and_loaded(opt.state_dict())
+        opt.set(retune=True)
+        opt.close()
+        again = made(net, comm, period="auto")
+        again.load_state_dict(state)
+        assert (again.info().period, again.info().delay) == (info.period,) * 2
+        again.close()
+        return info.period
+
+    assert len(set(thread_ranks(2, body))) == 1
+
+
 def test_bad_input(comm):
     net = model()
     sgd = INNER["plain"](net.parameters())
@@ -461,7 +480,7 @@ def test_bad_input(comm):
         ),
         ({"preset": "local_sgd"}, sotto.InvalidArgumentError, "period: missing"),
         ({"preset": "co3"}, sotto.InvalidArgumentError, 'preset: found "co3", allowed is one of'),
-        ({"period": "auto"}, sotto.UnsupportedError, "period"),
+        ({"freshness": 1, "codec": "int8"}, sotto.UnsupportedError, "freshness"),
     ):
         with pytest.raises(error, match=text):
             st.Outer(sgd, comm=comm, **keys)

@@ -1376,10 +1376,12 @@ SOTTO_API sotto_status sotto_optim_outer(sotto_optim* optim, sotto_outer** out_o
  *   name  [in] "lr": the inner learning rate, for settings in its units (lr_normalised, clip_units
  *              "grad"); 1 before the first call. "loss": what this rank tells the others with its
  *              next average. "weight": 1, or 0: this rank's inner steps do not count in the next
- *              averages
+ *              averages. "retune", 1: all ranks measure a period "auto" anew when this rank's next
+ *              average has been consumed; the period stays until they have
  *   value [in] finite
  * Threads: one per handle. Blocks: no. Errors: INVALID_ARGUMENT (unknown name, value), BUSY (step
- * in flight), INVALID_STATE (lr 0 or less with lr_normalised; fork). Since: 0.2 */
+ * in flight), INVALID_STATE (lr 0 or less with lr_normalised; retune of a period that is not
+ * "auto"; fork). Since: 0.2 */
 SOTTO_API sotto_status sotto_outer_set(sotto_outer* outer, const char* name, double value);
 
 /* Says where parameters and model copies lie from now on. Nothing is copied: live parameters are
@@ -1447,9 +1449,10 @@ SOTTO_API sotto_status sotto_outer_swap(sotto_outer* outer, const sotto_call* ca
 SOTTO_API sotto_status sotto_outer_vote(sotto_outer* outer, uint32_t bits);
 
 #define SOTTO_OUTER_LAUNCHED 1u
-#define SOTTO_OUTER_CONSUMED 2u /* live parameters have changed */
-#define SOTTO_OUTER_HELD 4u     /* they are back at the anchor: there was no average yet */
-#define SOTTO_OUTER_WAITED 8u   /* the average was late: exposed_ns */
+#define SOTTO_OUTER_CONSUMED 2u   /* live parameters have changed */
+#define SOTTO_OUTER_HELD 4u       /* they are back at the anchor: there was no average yet */
+#define SOTTO_OUTER_WAITED 8u     /* the average was late: exposed_ns */
+#define SOTTO_OUTER_MEASURING 16u /* a period "auto" is not chosen yet: it is measured */
 
 /* Hot figures of an outer optimizer. struct_size in, the rest out. Those of an update are of the
  * fragment that was updated last; 1, 0 or NaN before the first. */
@@ -1477,11 +1480,13 @@ typedef struct sotto_outer_info {
   uint64_t payload_bytes_next_launch; /* what this rank will send, of the first fragment */
   uint64_t header_bytes_next_launch;
   uint64_t state_bytes; /* memory held */
+  uint64_t period;      /* inner steps from one launch of a fragment to the next, now */
+  uint64_t delay;       /* inner steps from a launch to its consumption, now */
 } sotto_outer_info;
 #define SOTTO_OUTER_INFO_INIT                                                                      \
   {                                                                                                \
     sizeof(sotto_outer_info), 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, \
-        0, 0, 0, 0, 0                                                                              \
+        0, 0, 0, 0, 0, 0, 0                                                                        \
   }
 
 /* Reads the hot figures.

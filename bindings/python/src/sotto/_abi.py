@@ -70,6 +70,7 @@ SOTTO_OUTER_LAUNCHED = 1
 SOTTO_OUTER_CONSUMED = 2
 SOTTO_OUTER_HELD = 4
 SOTTO_OUTER_WAITED = 8
+SOTTO_OUTER_MEASURING = 16
 
 # Typedefs of numbers.
 Status = c.c_int32
@@ -257,6 +258,8 @@ class OuterInfo(Sized):
         ("payload_bytes_next_launch", c.c_uint64),
         ("header_bytes_next_launch", c.c_uint64),
         ("state_bytes", c.c_uint64),
+        ("period", c.c_uint64),
+        ("delay", c.c_uint64),
     ]
 
 

@@ -21,6 +21,7 @@ LAUNCHED = abi.SOTTO_OUTER_LAUNCHED
 CONSUMED = abi.SOTTO_OUTER_CONSUMED
 HELD = abi.SOTTO_OUTER_HELD
 WAITED = abi.SOTTO_OUTER_WAITED
+MEASURING = abi.SOTTO_OUTER_MEASURING
 
 
 class OuterParam(NamedTuple):
@@ -39,7 +40,7 @@ class OuterParam(NamedTuple):
 class OuterInfo(NamedTuple):
     """Hot figures of an outer optimizer. Those of an update are of the last one."""
 
-    events: int  # of the last step: LAUNCHED, CONSUMED, HELD, WAITED
+    events: int  # of the last step: LAUNCHED, CONSUMED, HELD, WAITED, MEASURING
     step: int  # inner steps done
     round: int  # averages consumed
     next_boundary: int  # inner steps until something happens
@@ -60,6 +61,8 @@ class OuterInfo(NamedTuple):
     payload_bytes_next_launch: int
     header_bytes_next_launch: int
     state_bytes: int
+    period: int  # inner steps from one launch of a fragment to the next, now
+    delay: int  # inner steps from a launch to its consumption, now
 
 
 class Outer(Registered):
@@ -142,13 +145,16 @@ class Outer(Registered):
         lr: float | None = None,
         loss: float | None = None,
         weight: float | None = None,
+        retune: bool = False,
     ) -> None:
         """What belongs to the next steps: see sotto_outer_set.
 
         lr: the inner learning rate. loss: told to the other ranks. weight: 1, or 0: the inner steps
-        of this rank do not count. Errors: InvalidArgumentError, InvalidStateError (lr), BusyError.
+        of this rank do not count. retune: all ranks measure a period "auto" anew.
+        Errors: InvalidArgumentError, InvalidStateError (lr, retune), BusyError.
         """
-        for name, value in (("lr", lr), ("loss", loss), ("weight", weight)):
+        values = {"lr": lr, "loss": loss, "weight": weight, "retune": 1 if retune else None}
+        for name, value in values.items():
             if value is not None:
                 self._lib.call("sotto_outer_set", self._handle, name.encode(), value)
 

@@ -77,7 +77,8 @@ class Outer(Parameters):
     inner_optimizer: any of torch's, or one of sotto.torch on a comm of one rank, not 0/1 Adam
     preset: "co2", "diloco", "streaming_diloco", "slowmo", "local_sgd" and the others of
             docs/outer-configuration.md
-    period: inner steps from one launch of an average to the next; None: the preset's
+    period: inner steps from one launch of an average to the next; "auto": ranks measure how many
+            hide it; None: the preset's
     codec:  of what is averaged: a type, "onebit" for one, or a dict; None: the preset's
     comm:   as for the other optimizers here; None: the default comm, or of torch's process group
     ddp:    True: DistributedDataParallel around the model averages gradients too, over the ranks of
@@ -114,7 +115,7 @@ class Outer(Parameters):
         inner_optimizer: torch.optim.Optimizer,
         *,
         preset: str = "co2",
-        period: int | None = None,
+        period: int | str | None = None,
         codec: str | Mapping[str, Any] | None = None,
         comm: Comm | None = None,
         ddp: bool = False,
@@ -374,13 +375,16 @@ class Outer(Parameters):
                 self._evaluating = False
                 self._follow()
 
-    def set(self, *, loss: float | None = None, weight: float | None = None) -> None:
+    def set(
+        self, *, loss: float | None = None, weight: float | None = None, retune: bool = False
+    ) -> None:
         """What belongs to the next averages; see sotto.outer.Outer.set().
 
         loss: told to the other ranks. weight: 1, or 0: the inner steps of this rank do not count,
-        as on a rank that has run out of samples. Collective if no step was made yet.
+        as on a rank that has run out of samples. retune: all ranks measure a period "auto" anew.
+        Collective if no step was made yet. Errors: InvalidStateError (retune of another period).
         """
-        self._build().set(loss=loss, weight=weight)
+        self._build().set(loss=loss, weight=weight, retune=retune)
 
     def vote(self, bits: int) -> None:
         """Bits that travel with the next average; info().votes has those of all ranks, or-ed, when
@@ -404,8 +408,8 @@ class Outer(Parameters):
         That is parameters, anchor, momentum, error feedback, counters and the average under way,
         which it waits for. Any rank can make it alone, after any step, also when the comm has
         failed. If every rank saves and loads its own, all go on bit for bit. If all load the state
-        of one rank, its parameters and its inner optimizer's state are everybody's. For as many
-        ranks as there were.
+        of one rank, its parameters and its inner optimizer's state are everybody's; on another
+        number of ranks parameters become the anchor.
         Errors: InvalidStateError (inside evaluation()), those of the last step on a CUDA device.
         """
         self._check_at_work("state_dict()")
@@ -430,8 +434,9 @@ class Outer(Parameters):
 
         A warning says where a rank goes on from another one's state. Keys alpha, beta, penalty and
         clip may be others than those of the state.
-        Errors: InvalidArgumentError (another optimizer, model, preset, period, delay, codec,
-        fragments or number of ranks: names what differs), InvalidStateError (inside evaluation()).
+        Errors: InvalidArgumentError (another optimizer, model, preset, period, delay, codec or
+        fragments; another number of ranks with freshness: names what differs), InvalidStateError
+        (inside evaluation()).
         """
         self._check_at_work("load_state_dict()")
         self.synchronize()

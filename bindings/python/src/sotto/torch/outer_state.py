@@ -6,7 +6,9 @@ rank   made by one rank alone. The same rank goes on bit for bit; on others para
        momentum and counters become theirs, error feedback starts at zero
 whole  the states of all ranks: "blobs" and "inners"
 
-Both are for as many ranks as there were.
+On another number of ranks parameters become the anchor, which all ranks have alike; an average
+under way is left out. Of a whole state rank r takes the inner optimizer's of rank r modulo the
+number of ranks that there were.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..comm import Comm
 from ..errors import InvalidArgumentError
 from .state import bytes_of, check_saved, description, gather, tensor_of
 
@@ -72,18 +75,14 @@ def load(optimizer: Outer, state: Mapping[str, Any]) -> None:
     optimizer._loaded = frozenset(saved["names"])
     try:
         check_saved(optimizer, saved)
-        mode, blob = "exact", saved["blob"]
-        if blob is not None and saved["world_size"] != comm.size:
-            raise InvalidArgumentError(
-                f"the state is of {saved['world_size']} ranks, here are {comm.size}; outer states "
-                "are for as many: go on from the model's parameters with a new optimizer, as "
-                "flush() or evaluation() leave them"
-            )
+        blob, source, lost = saved["blob"], saved.get("rank"), None
         if saved["form"] == "whole":
-            blob = saved["blobs"][comm.rank]
-            state = _with_inner(state, comm.rank)
-        elif blob is not None and saved["rank"] != comm.rank:
-            mode = "common"
+            source = comm.rank % saved["world_size"]
+            blob = saved["blobs"][source]
+            state = _with_inner(state, source)
+        if blob is not None:
+            lost = _what_is_lost(saved["world_size"], source, comm)
+        mode = "exact" if lost is None else "common"
         before = optimizer.inner.state_dict()
         _load_inner(optimizer, state)
         try:
@@ -95,14 +94,28 @@ def load(optimizer: Outer, state: Mapping[str, Any]) -> None:
         optimizer._loaded, optimizer._lr = loaded, lr
         raise
     optimizer._lr = saved.get("lr")
-    if mode == "common":
+    if lost is not None:
         warnings.warn(
-            f"the state was made by rank {saved['rank']} of {saved['world_size']}, and this is "
-            f"rank {comm.rank} of {comm.size}: what this rank had changed since the last launch is "
-            "not in it, and error feedback starts at zero. For all of it every rank has to save "
-            "and load its own state_dict(), or what gather_state() gives",
+            f"the state was made by rank {source} of {saved['world_size']}, and this is rank "
+            f"{comm.rank} of {comm.size}: {lost}",
             stacklevel=3,
         )
+
+
+def _what_is_lost(ranks: int, rank: int, comm: Comm) -> str | None:
+    """With a state of a rank of so many; None: nothing."""
+    if ranks != comm.size:
+        return (
+            "parameters become its anchor, what ranks had changed since the last launch is not in "
+            "it, and error feedback starts at zero. flush() before saving leaves nothing out"
+        )
+    if rank == comm.rank:
+        return None
+    return (
+        "what this rank had changed since the last launch is not in it, and error feedback starts "
+        "at zero. For all of it every rank has to save and load its own state_dict(), or what "
+        "gather_state() gives"
+    )
 
 
 def _load_inner(optimizer: Outer, state: Mapping[str, Any]) -> None:
