@@ -65,3 +65,4 @@ pub const SOTTO_OUTER_LAUNCHED: u32 = 1;
 pub const SOTTO_OUTER_CONSUMED: u32 = 2;
 pub const SOTTO_OUTER_HELD: u32 = 4;
 pub const SOTTO_OUTER_WAITED: u32 = 8;
+pub const SOTTO_OUTER_MEASURING: u32 = 16;

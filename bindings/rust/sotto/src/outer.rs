@@ -26,6 +26,8 @@ pub mod events {
     pub const HELD: u32 = sys::SOTTO_OUTER_HELD;
     /// The average was late.
     pub const WAITED: u32 = sys::SOTTO_OUTER_WAITED;
+    /// A period "auto" is not chosen yet: it is measured.
+    pub const MEASURING: u32 = sys::SOTTO_OUTER_MEASURING;
 }
 
 /// Hot figures of an outer optimizer. Those of an update are of the last one.
@@ -73,6 +75,10 @@ pub struct OuterInfo {
     pub header_bytes_next_launch: u64,
     /// Memory held.
     pub state_bytes: u64,
+    /// Inner steps from one launch of a fragment to the next, now.
+    pub period: u64,
+    /// Inner steps from a launch to its consumption, now.
+    pub delay: u64,
 }
 
 impl From<sys::sotto_outer_info> for OuterInfo {
@@ -99,6 +105,8 @@ impl From<sys::sotto_outer_info> for OuterInfo {
             payload_bytes_next_launch: c.payload_bytes_next_launch,
             header_bytes_next_launch: c.header_bytes_next_launch,
             state_bytes: c.state_bytes,
+            period: c.period,
+            delay: c.delay,
         }
     }
 }
