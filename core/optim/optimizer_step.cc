@@ -246,7 +246,11 @@ void Optimizer::completed(const StepVariant& variant, const StepVerdict& verdict
   imported_ = 0;
   // Whatever has become of the step, its micro-batches are gone.
   if (variant.update) accumulation_.done = 0;
-  if (!bytes.empty() && verdict.norm != 0)
+  // Its owner says who has withdrawn.
+  const bool withdrawn =
+      !bytes.empty() && verdict.round_message_bytes != 0 &&
+      withdrawn_text(bytes.subspan(verdict.round_messages, verdict.round_message_bytes));
+  if (!bytes.empty() && verdict.norm != 0 && !withdrawn)
     std::memcpy(&outcomes_.grad_norm, bytes.data() + verdict.norm, 8);
   if (status.ok()) {
     outcomes_.last_steps.resize(verdict.tensor_step_count);
@@ -260,10 +264,7 @@ void Optimizer::completed(const StepVariant& variant, const StepVerdict& verdict
   } else {
     // The residual, if there is one, was taken back to S = 0; a server residual may have been
     // reset.
-    const bool withdrawn =
-        !bytes.empty() && verdict.round_message_bytes != 0 &&
-        withdrawn_text(bytes.subspan(verdict.round_messages, verdict.round_message_bytes));
-    if (status.code() == Code::kNonfinite && !withdrawn) {  // its owner says who has withdrawn
+    if (status.code() == Code::kNonfinite && !withdrawn) {
       ++outcomes_.skipped;
       status = Status(Code::kNonfinite, nonfinite_text(data_, silent || local, bytes, verdict));
       // The other ranks know nothing of it and go on.

@@ -40,26 +40,24 @@ Status StepRounds::use(const std::vector<OverlapBucket>& buckets, bool observes)
   for (const OverlapBucket& bucket : buckets) late_->gradients.inputs.push_back(bucket.tensors);
   late_->gradients.observes = observes;
   late_->prepared.clear();
-  plan_ = nullptr;
-  return plan();
-}
-
-Status StepRounds::plan() {
   SOTTO_ASSIGN(const PreparedStep* step, optimizer_->next_plan(late_.get()));
-  const Plan* const next = &step->plan->plan();
-  if (next != plan_) traffic_ = RoundTraffic::of(*next, late_->gradients.inputs.size());
-  plan_ = next;
+  plan_ = step->plan;
   return ok_status();
 }
 
 Result<OpRef> StepRounds::launch(const CallOptions& options, ReduceOp,
                                  std::shared_ptr<RoundOwner> owner) {
-  SOTTO_TRY(plan());
+  SOTTO_ASSIGN(const PreparedStep* step, optimizer_->next_plan(late_.get()));
+  plan_ = step->plan;
   return optimizer_->begin(options, late_, std::move(owner));
 }
 
+RoundTraffic StepRounds::traffic() const {
+  return RoundTraffic::of(plan_->plan(), late_->gradients.inputs.size());
+}
+
 std::string_view StepRounds::why_not_hidden() const {
-  if (traffic_.total.payload_bytes_sent == 0) return "the step sends no gradients";
+  if (plan_->plan().traffic.total.payload_bytes_sent == 0) return "the step sends no gradients";
   if (late_->gradients.inputs.size() == 1) return "all gradients are in one bucket";
   const Config& config = optimizer_->config();
   if (config.gradient_clipping > 0) return "gradient_clipping needs all gradients";

@@ -28,7 +28,7 @@ class StepRounds final : public RoundWork {
   Status use(const std::vector<OverlapBucket>& buckets, bool observes) override;
   Result<OpRef> launch(const CallOptions& options, ReduceOp reduce,
                        std::shared_ptr<RoundOwner> owner) override;
-  RoundTraffic traffic() const override { return traffic_; }
+  RoundTraffic traffic() const override;
   std::string_view why_not_hidden() const override;
   uint64_t bytes() const override;
   std::string_view leaves() const override { return "nothing was updated"; }
@@ -36,10 +36,7 @@ class StepRounds final : public RoundWork {
  private:
   const std::shared_ptr<Optimizer> optimizer_;
   const std::shared_ptr<LateSteps> late_;
-  // Of the next step.
-  Status plan();
-  const Plan* plan_ = nullptr;  // that traffic_ is of
-  RoundTraffic traffic_;
+  std::shared_ptr<PreparedPlan> plan_;  // of the step that began last, or of the next one
 };
 
 }  // namespace sotto

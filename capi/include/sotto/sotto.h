@@ -1689,7 +1689,8 @@ SOTTO_API sotto_status sotto_overlap_unused(sotto_overlap* overlap, const uint64
 SOTTO_API sotto_status sotto_overlap_finish(sotto_overlap* overlap);
 
 /* This rank gives the open round up: its operation ends with CANCELLED on every rank, when all of
- * them have finished or withdrawn. Gradients are undefined then, and the next round is as any.
+ * them have finished or withdrawn. Gradients are undefined then, unless they are a step's, which
+ * has changed nothing, and the next round is as any.
  *   overlap [in]
  *   reason  [in] for the texts of all ranks, of which 251 bytes are sent; may be NULL
  * Threads: one per handle, not from callbacks. Blocks: no. Errors: INVALID_STATE (no open round;
