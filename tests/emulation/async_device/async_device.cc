@@ -440,9 +440,11 @@ void AsyncDevice::run(Lane& lane, Item& item) {
             misuse("a list of tensor pointers that the device cannot read");
           void* const* pointers = static_cast<void* const*>(reach(data));
           auto& list = lists.emplace_back();
-          list.reserve(tensors + 1);  // also without tensors the list is somewhere
-          list.assign(pointers, pointers + tensors);
-          for (void*& p : list) p = reach(p);
+          list.resize(tensors + 1);  // also without tensors the list is somewhere
+          // Others may be inputs that are arriving.
+          for (const Piece& piece : call.pieces) {
+            if (piece.tensor != kNoTensor) list[piece.tensor] = reach(pointers[piece.tensor]);
+          }
           data = list.data();
         } else {
           data = reach(data);
