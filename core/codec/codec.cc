@@ -33,7 +33,7 @@ class Codec::Hooks final : public OpHooks {
 Codec::Codec(std::shared_ptr<Comm> comm, std::shared_ptr<Device> device,
              const CodecSettings& settings, std::vector<uint64_t> counts)
     : comm_(std::move(comm)),
-      device_(device != nullptr ? std::move(device) : comm_->context()->device()),
+      device_(comm_->context()->device_or_default(device)),
       settings_(settings),
       counts_(std::move(counts)),
       layout_(tensors_of(counts_), static_cast<uint32_t>(comm_->size()), settings.chunk_align,

@@ -127,13 +127,13 @@ void Channel::add_groups(Op& op) {
 }
 
 void Channel::await_launch(const Plan& plan) {
-  for (uint8_t link = 0; link < plan.messages.links.size(); ++link) {
+  for (size_t link = 0; link < plan.messages.links.size(); ++link) {
     if (plan.messages.links[link].stream_ordered) links_[link].groups->await_launch();
   }
 }
 
 bool Channel::queues_idle(const Plan& plan) const {
-  for (uint8_t link = 0; link < plan.messages.links.size(); ++link) {
+  for (size_t link = 0; link < plan.messages.links.size(); ++link) {
     const Link& of = links_.all()[link];
     if (!plan.messages.links[link].stream_ordered) continue;
     if (!of.groups->empty() || !of.queue->idle() || of.groups->awaits_launch()) return false;

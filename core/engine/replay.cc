@@ -63,7 +63,7 @@ void Executor::forget_replay(Op& op) {
   captured_.forget(op);
   Channel& channel = *op.request_.channel;
   const std::vector<PlanLink>& links = op.request_.run->plan->messages.links;
-  for (uint8_t link = 0; link < links.size(); ++link) {
+  for (size_t link = 0; link < links.size(); ++link) {
     if (links[link].stream_ordered && channel.links()[link].groups->launch_ended())
       issue_groups(channel);
   }

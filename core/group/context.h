@@ -52,6 +52,10 @@ class Context : public std::enable_shared_from_this<Context> {
   const Environment& environment() const { return options_.environment; }
   const std::shared_ptr<Engine>& engine() const { return engine_; }
   const std::shared_ptr<Device>& device() const { return options_.device; }
+  // The device that a call names, or else the context's.
+  const std::shared_ptr<Device>& device_or_default(const std::shared_ptr<Device>& named) const {
+    return named != nullptr ? named : device();
+  }
   // The device of an id; made at first use, lives as long as the context. UNSUPPORTED: this build
   // has none; DEVICE: it cannot be used, with the reason. Threads: any.
   Result<std::shared_ptr<Device>> device_of(const DeviceId& id);

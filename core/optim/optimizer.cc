@@ -101,8 +101,7 @@ Result<std::shared_ptr<Optimizer>> Optimizer::make(std::shared_ptr<Comm> comm,
   for (const OptimizerParams& g : groups) base_lr.push_back(g.lr);
   SOTTO_ASSIGN(LrSchedule schedule,
                LrSchedule::create(config.scheduler, std::move(base_lr), config.sotto.mode));
-  DeviceAccess access(comm->context()->engine(),
-                      device != nullptr ? std::move(device) : comm->context()->device());
+  DeviceAccess access(comm->context()->engine(), comm->context()->device_or_default(device));
   ParameterSet parameters(std::move(params), access);
   SOTTO_TRY(parameters.check(config.grad_accum_dtype));
   std::shared_ptr<Optimizer> optimizer(new Optimizer(

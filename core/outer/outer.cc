@@ -122,8 +122,8 @@ Result<std::shared_ptr<Outer>> Outer::make(std::shared_ptr<Comm> comm, const Out
                                            std::shared_ptr<Device> device) {
   OuterContext context;
   context.comm = comm;
-  context.access = DeviceAccess(comm->context()->engine(),
-                                device != nullptr ? std::move(device) : comm->context()->device());
+  context.access =
+      DeviceAccess(comm->context()->engine(), comm->context()->device_or_default(device));
   context.config = config.resolved(static_cast<uint64_t>(comm->size()));
   ParameterSet parameters(std::move(params), context.access);
   SOTTO_TRY(parameters.check(std::nullopt));

@@ -42,11 +42,11 @@ class Overlap::ZeroHooks final : public OpHooks {
   const std::vector<void*> places_;
 };
 
-Overlap::Overlap(std::shared_ptr<Comm> comm, OverlapConfig config,
+Overlap::Overlap(std::shared_ptr<Comm> comm, const OverlapConfig& config,
                  std::vector<OverlapTensor> tensors, std::shared_ptr<Device> device)
     : comm_(std::move(comm)),
-      device_(device != nullptr ? std::move(device) : comm_->context()->device()),
-      config_(std::move(config)),
+      device_(comm_->context()->device_or_default(device)),
+      config_(config),
       tensors_(std::move(tensors)),
       buckets_(cut_buckets(tensors_, launch_order(tensors_.size(), config_.order), config_)),
       observes_(config_.order == OverlapOrder::kObserved),
@@ -66,8 +66,7 @@ Result<std::shared_ptr<Overlap>> Overlap::create(std::shared_ptr<Comm> comm, std
   return agreed(comm, caught([&]() -> Result<std::shared_ptr<Overlap>> {
                   SOTTO_TRY(refused);
                   SOTTO_ASSIGN(OverlapConfig config, parse_overlap(json));
-                  return make(comm, std::move(config), std::move(tensors), std::move(device),
-                              nullptr);
+                  return make(comm, config, std::move(tensors), std::move(device), nullptr);
                 }));
 }
 
@@ -82,8 +81,8 @@ Result<std::shared_ptr<Overlap>> Overlap::create_step(const std::shared_ptr<Opti
                   if (!json.empty()) {
                     SOTTO_ASSIGN(config, parse_step_overlap(json, of));
                   }
-                  return make(optimizer->comm(), std::move(config),
-                              StepRounds::gradients(*optimizer), optimizer->device(), optimizer);
+                  return make(optimizer->comm(), config, StepRounds::gradients(*optimizer),
+                              optimizer->device(), optimizer);
                 }));
 }
 
@@ -110,7 +109,7 @@ Result<std::shared_ptr<Overlap>> Overlap::agreed(const std::shared_ptr<Comm>& co
 }
 
 Result<std::shared_ptr<Overlap>> Overlap::make(const std::shared_ptr<Comm>& comm,
-                                               OverlapConfig config,
+                                               const OverlapConfig& config,
                                                std::vector<OverlapTensor> tensors,
                                                std::shared_ptr<Device> device,
                                                const std::shared_ptr<Optimizer>& optimizer) {
@@ -121,7 +120,7 @@ Result<std::shared_ptr<Overlap>> Overlap::make(const std::shared_ptr<Comm>& comm
     return unsupported("like[{}] is {}; gradients are fp32, fp16 or bf16", t, dtype_name(dtype));
   }
   std::shared_ptr<Overlap> overlap(
-      new Overlap(comm, std::move(config), std::move(tensors), std::move(device)));
+      new Overlap(comm, config, std::move(tensors), std::move(device)));
   if (optimizer != nullptr) {
     overlap->work_ = std::make_unique<StepRounds>(optimizer);
     return overlap;

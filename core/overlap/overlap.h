@@ -106,11 +106,11 @@ class Overlap final : public RoundOwner, public std::enable_shared_from_this<Ove
     std::shared_ptr<PreparedPlan> plan;
   };
 
-  Overlap(std::shared_ptr<Comm> comm, OverlapConfig config, std::vector<OverlapTensor> tensors,
-          std::shared_ptr<Device> device);
+  Overlap(std::shared_ptr<Comm> comm, const OverlapConfig& config,
+          std::vector<OverlapTensor> tensors, std::shared_ptr<Device> device);
   // Everything about a new one that this rank can do alone; work: null for averages.
   static Result<std::shared_ptr<Overlap>> make(const std::shared_ptr<Comm>& comm,
-                                               OverlapConfig config,
+                                               const OverlapConfig& config,
                                                std::vector<OverlapTensor> tensors,
                                                std::shared_ptr<Device> device,
                                                const std::shared_ptr<Optimizer>& optimizer);
