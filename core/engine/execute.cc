@@ -8,11 +8,11 @@
 namespace sotto {
 namespace {
 
-// An operation that was started earlier has steps to issue to the same device. The user's stream
-// may be blocked until it is done: the stream waits for it, or for something that other ranks do
-// after it. So lanes wait for the stream only if no such operation needs them. Else steps enter the
-// lanes when the stream has reached the operation.
-bool earlier_needs_device(const ChannelList& channels, const Op& op) {
+// Another operation has steps to issue to the same device. A stream of the user may be blocked until
+// that is done: the stream waits for it, or for something that other ranks do after it. So lanes
+// wait for a stream only if no such operation needs them. Else steps enter the lanes when the
+// stream has come so far.
+bool another_needs_device(const ChannelList& channels, const Op& op) {
   const auto needs = [&](const OpRef& other) {
     return other.get() != &op && other->queue() == op.queue() &&
            !Scheduler::only_device_left(*other);
@@ -85,7 +85,7 @@ void Executor::begin(Op& op) {
     finish(op);
     return;
   }
-  if (op.has_stream() && earlier_needs_device(channels_, op)) queues_.block(op);
+  if (op.has_stream() && another_needs_device(channels_, op)) queues_.block(op);
   scheduler_.start(op, poster(op));
   announce_receives(run, *op.request_.ranks, channel.links());
   const size_t inputs = op.plan().awaits.size();
@@ -113,12 +113,17 @@ void Executor::input_arrived(Op& op, const Handover& item) {
   }
 }
 
-// What comes after the input may run: on a device behind the event, elsewhere when that is done.
+// What comes after the input may run: on a device behind the event, if lanes may wait for that, else
+// when it is done.
 void Executor::open_input(Op& op, uint32_t input, EventId event) {
   const uint32_t step = op.plan().awaits[input];
   Scheduler::issued(op, step);
   if (event != 0) queues_.arrives(op, step, event);
-  if (op.asynchronous()) scheduler_.release_behind(op, step, poster(op));
+  if (event != 0 && another_needs_device(channels_, op)) {
+    Scheduler::hold(op, step);
+  } else if (op.asynchronous()) {
+    scheduler_.release_behind(op, step, poster(op));
+  }
   enter_groups(op);
   if (event == 0) {
     step_done(op, step);

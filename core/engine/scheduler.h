@@ -17,7 +17,8 @@
 namespace sotto {
 
 // How far a step of a run has come.
-enum class StepProgress : uint8_t { kWaiting = 0, kReady, kIssued, kDone };
+// kHeld: an input that has come, behind which nothing may enter a lane until it is done.
+enum class StepProgress : uint8_t { kWaiting = 0, kReady, kIssued, kHeld, kDone };
 
 // How far the steps of a run have come. The next run of the plan uses the same memory.
 struct StepStates {
@@ -131,14 +132,20 @@ class Scheduler {
   void release_behind(ScheduledOp& op, uint32_t step, Post&& post) {
     release(op, step, true, post);
   }
+  // An issued input: nothing is queued behind it, neither on lanes nor elsewhere, until it is done.
+  static void hold(ScheduledOp& op, uint32_t step) {
+    op.steps_->progress[step] = StepProgress::kHeld;
+  }
   // What waits for the step becomes ready. True: that was the last step of a running operation.
   template <class Post>
   bool done(ScheduledOp& op, uint32_t step, int64_t now_ns, Post&& post) {
+    const bool held = op.steps_->progress[step] == StepProgress::kHeld;
     op.steps_->progress[step] = StepProgress::kDone;
     ++op.steps_->done;
     if (op.plan_->steps[step].await() != nullptr) ++op.steps_->inputs;
     op.last_progress_ns_ = now_ns;
     if (!op.running()) return false;
+    if (held) release(op, step, true, post);
     release(op, step, false, post);
     return op.steps_->done == op.plan_->steps.size();
   }

@@ -1,6 +1,8 @@
 // Overlaps of gradients on CUDA devices: what is ready is so behind streams, of which a bucket may
 // have several, and the host waits for the end alone.
+#include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <thread>
 #include <vector>
 
@@ -233,6 +235,51 @@ TEST(CudaOverlaps, StepsComeAfterTheStreamsOfTheirGradients) {
       EXPECT_EQ(run_world(2, options, [&](Member& self) { steps(self, json); }), "") << transport;
     }
   }
+}
+
+// A stream that stands still until another rank comes holds up no lane that the operation needs
+// for which it waits.
+TEST(CudaOverlaps, WaitOffTheLanesForAStreamThatIsBlocked) {
+  setenv("SOTTO_STREAM_BLOCK", "1", 1);
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  std::atomic<bool> rank_1_comes{false};
+  EXPECT_EQ(run_world(2, {},
+                      [&](Member& self) {
+                        CUDA_OK(cudaSetDevice(device_of(self.rank)));
+                        DeviceGradients g(device_of(self.rank)), other(device_of(self.rank));
+                        sotto_overlap* overlap = nullptr;
+                        OK(sotto_overlap_create(self.comm, kJson, g.buffers.data(),
+                                                g.buffers.size(), &overlap));
+                        for (uint64_t t = 0; t < kCounts.size(); ++t) {
+                          g.compute(t, 1, 1);
+                          other.compute(t, 1, 1);
+                        }
+                        CUDA_OK(cudaStreamSynchronize(g.stream(1)));
+                        CUDA_OK(cudaStreamSynchronize(other.stream(1)));
+                        sotto_op* op = begin(overlap, g);
+                        while (self.rank == 1 && !rank_1_comes) std::this_thread::yield();
+                        const sotto_call call = call_with([&](sotto_call& c) {
+                          c.stream = other.stream(0);
+                          c.timeout_us = 5'000'000;
+                        });
+                        sotto_op* sum = nullptr;
+                        OK(sotto_all_reduce(self.comm, other.buffers.data(), other.buffers.data(),
+                                            other.buffers.size(), &call, &sum));
+                        if (self.rank == 0) OK(sotto_op_stream_wait(sum, g.stream(1)));
+                        for (uint64_t t = 0; t < kCounts.size(); ++t)
+                          OK(sotto_overlap_ready(overlap, &t, nullptr, 1, g.stream(1)));
+                        // The buckets' events are seen before the other rank comes.
+                        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+                        rank_1_comes = true;
+                        OK(sotto_op_wait(sum, -1));
+                        OK(sotto_op_release(sum));
+                        end(overlap, op, g);
+                        g.expect(1, "the overlap");
+                        other.expect(2, "the sum");
+                        OK(sotto_overlap_destroy(overlap));
+                      }),
+            "");
+  for (const char* name : {"SOTTO_STREAM_BLOCK", "CUDA_MODULE_LOADING"}) unsetenv(name);
 }
 
 TEST(CudaOverlaps, RefuseAStreamThatIsCaptured) {

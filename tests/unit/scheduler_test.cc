@@ -465,6 +465,23 @@ TEST(Scheduler, AnInputIsDoneWhenItIsSaidToBe) {
   }
 }
 
+TEST(Scheduler, NothingGoesBehindAnInputThatIsHeld) {
+  PlanOfSteps inputs;
+  const uint32_t input = inputs.add(AwaitStep{});
+  const uint32_t kernel = inputs.kernel({input}), send = inputs.send({input});
+  inputs.raw().awaits = {input};
+  Scheduler scheduler;
+  Operation operation(scheduler, inputs.plan(), 0, true);
+  operation.start();
+  Scheduler::issued(operation.op(), input);
+  Scheduler::hold(operation.op(), input);
+  EXPECT_TRUE(scheduler.empty());
+  EXPECT_FALSE(Scheduler::only_device_left(operation.op()));
+  operation.done(input);
+  EXPECT_EQ(operation.take_messages(), Steps{send});
+  EXPECT_EQ(drain(scheduler), (Order{{&operation.op(), kernel}}));
+}
+
 TEST(Scheduler, GroupsEnterTheirQueueInOrderAsInputsCome) {
   PlanOfSteps inputs;
   const uint32_t first = inputs.add(AwaitStep{}), second = inputs.add(AwaitStep{});
