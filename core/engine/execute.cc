@@ -8,9 +8,9 @@
 namespace sotto {
 namespace {
 
-// Another operation has steps to issue to the same device. A stream of the user may be blocked until
-// that is done: the stream waits for it, or for something that other ranks do after it. So lanes
-// wait for a stream only if no such operation needs them. Else steps enter the lanes when the
+// Another operation has steps to issue to the same device. A stream of the user may be blocked
+// until that is done: the stream waits for it, or for something that other ranks do after it. So
+// lanes wait for a stream only if no such operation needs them. Else steps enter the lanes when the
 // stream has come so far.
 bool another_needs_device(const ChannelList& channels, const Op& op) {
   const auto needs = [&](const OpRef& other) {
@@ -113,8 +113,8 @@ void Executor::input_arrived(Op& op, const Handover& item) {
   }
 }
 
-// What comes after the input may run: on a device behind the event, if lanes may wait for that, else
-// when it is done.
+// What comes after the input may run: on a device behind the event, if lanes may wait for that,
+// else when it is done.
 void Executor::open_input(Op& op, uint32_t input, EventId event) {
   const uint32_t step = op.plan().awaits[input];
   Scheduler::issued(op, step);
