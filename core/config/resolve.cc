@@ -143,8 +143,6 @@ std::vector<Obstacle> find_obstacles(const OuterConfig& outer, std::string_view 
   const auto add = [&](std::string_view key, std::string_view value, std::string_view supported) {
     out.push_back({fmt::format("{}.{}", path, key), std::string(value), std::string(supported)});
   };
-  if (outer.schedule.every_step == OuterEveryStep::kGradients)
-    add("every_step", "gradients", "supported is parameters");
   const OuterRuleConfig& rule = outer.rule;
   if (outer.codec && (rule.freshness > 0 || rule.freshness_by_world)) {
     add("freshness", rule.freshness_by_world ? "1/W" : fmt::format("{}", rule.freshness),
@@ -163,7 +161,12 @@ Status check_supported(const OuterConfig& outer) {
   std::vector<std::string> reasons;
   for (const Obstacle& obstacle : find_obstacles(outer, "outer"))
     reasons.push_back(obstacle.text());
-  return status_of(reasons);
+  SOTTO_TRY(status_of(reasons));
+  if (!outer.schedule.averages_gradients()) return ok_status();
+  return invalid_argument(
+      "configuration: outer.every_step: found gradients, allowed is parameters where inner steps "
+      "are the trainer's, whose gradients are not known here; average them before the inner step, "
+      "or create an optimizer with \"sotto\": {{\"outer\": ...}}");
 }
 
 Status check_supported(const Config& config) {

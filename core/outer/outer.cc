@@ -297,8 +297,8 @@ Status Outer::begin_step(const OuterFragment::Step& step) {
   for (const bool updates : {false, true}) {
     for (size_t f = 0; f < fragments_.size(); ++f) {
       const OuterEvents events = at_.rounds.at(at_.step + 1, f);
-      if (!events.none() && (events.consumes || events.averages) == updates)
-        SOTTO_TRY(begin_fragment(f, events, step));
+      const bool moves = events.consumes || events.averages || events.follows;
+      if (!events.none() && moves == updates) SOTTO_TRY(begin_fragment(f, events, step));
     }
   }
   if ((events_ & kOuterLaunched) != 0) given_.votes = 0, given_.asks = 0;
