@@ -133,8 +133,7 @@ std::string_view outer_word(std::string_view key, Enum value) {
 // INVALID_ARGUMENT names line and column, the key, what was found and what is allowed.
 Result<OuterConfig> parse_outer(std::string_view json);
 
-// OK if this release can run it behind inner steps of the trainer's own, else UNSUPPORTED with
-// every key that stands in the way. INVALID_ARGUMENT: it needs gradients (every_step).
+// OK if this release can run it, else UNSUPPORTED with every key that stands in the way.
 Status check_supported(const OuterConfig& outer);
 
 }  // namespace sotto

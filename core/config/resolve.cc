@@ -161,12 +161,7 @@ Status check_supported(const OuterConfig& outer) {
   std::vector<std::string> reasons;
   for (const Obstacle& obstacle : find_obstacles(outer, "outer"))
     reasons.push_back(obstacle.text());
-  SOTTO_TRY(status_of(reasons));
-  if (!outer.schedule.averages_gradients()) return ok_status();
-  return invalid_argument(
-      "configuration: outer.every_step: found gradients, allowed is parameters where inner steps "
-      "are the trainer's, whose gradients are not known here; average them before the inner step, "
-      "or create an optimizer with \"sotto\": {{\"outer\": ...}}");
+  return status_of(reasons);
 }
 
 Status check_supported(const Config& config) {

@@ -262,6 +262,21 @@ TEST(CapiOptimOuter, GradientsByHandAreRefused) {
             "");
 }
 
+TEST(CapiOptimOuter, RanksAverageTheSame) {
+  EXPECT_EQ(
+      run_world(2, {},
+                [&](Member& self) {
+                  const Model model(self.rank);
+                  const std::string every = self.rank == 0 ? "gradients" : "parameters";
+                  const std::string json =
+                      file(kAdamW, R"({"warmup_steps": 2, "every_step": ")" + every + "\"}");
+                  sotto_optim* optim = nullptr;
+                  FAILS(sotto_optim_create(self.comm, json.c_str(), model.params.data(), 2, &optim),
+                        SOTTO_E_PROTOCOL, "sotto.outer.every_step", "rank 1");
+                }),
+      "");
+}
+
 // ---- states ----
 
 // A new optimizer that has the state of step k goes on as the old one, whose average is pending.
