@@ -17,6 +17,9 @@ from outer_toy import CASES, GAMMA, SIZES, Toy, close, same_bits
 
 STEPS = 23  # the last round is a short one: the flush sends it
 WORLDS = (1, 2, 3, 4, 5, 8)
+# More ranks than are added at once: with and without a codec, norms of ranks, averages of parameters, flushes.
+GROUPED_WORLDS = (11, 17)
+GROUPED = ("co2", "co2_paper", "slowmo", "half fresh", "post_local_sgd", "onebit", "sparse_loco")
 # What the library refuses: own payloads beside a codec, a first inner step per tensor.
 WITHOUT = {"fp16", "int8", "per tensor"}
 # Beside what the model's own checks use: forms, merges, clips and units with each other.
@@ -249,7 +252,7 @@ def main():
     for name, (make, poison) in {**cases, **POISONED}.items():
         if len(sys.argv) > 2 and sys.argv[2] not in name:
             continue
-        for world in WORLDS:
+        for world in WORLDS + (GROUPED_WORLDS if name in GROUPED else ()):
             try:
                 compare(library, name, make, world, poison)
             except Exception as error:  # pylint: disable=broad-except
