@@ -63,6 +63,9 @@ bool has_no_gap(const OuterConfig& c) { return !is_gap(c); }
 
 // In an order in which every condition looks at what is settled.
 constexpr IdleKey kIdleKeys[] = {
+    {"every_step", [](const OuterConfig& c) { return c.schedule.synchronous_steps() == 0; },
+     "it acts before outer steps begin, with switch_step or warmup_steps",
+     [](OuterConfig& c) { return change(c.schedule.every_step, OuterEveryStep::kParameters); }},
     {"alpha", [](const OuterConfig& c) { return c.averages_parameters(); }, kMean,
      [](OuterConfig& c) { return change(c.rule.alpha, 1.0); }},
     {"beta", has_no_momentum, kNoMomentum,
@@ -417,12 +420,22 @@ Status check_outer_in_file(const Config& config, Findings& findings) {
                          "found compat with sotto.outer, allowed is strict; the published "
                          "arithmetic has no outer steps");
   }
-  if (config.sotto.gradient_codec && !config.sotto.outer->schedule.averages_gradients()) {
-    return findings.fail("sotto.gradient_codec",
-                         "found with sotto.outer, whose inner steps send no gradients; write it as "
-                         "sotto.outer.codec or leave it out");
+  const bool gradients = config.sotto.outer->schedule.averages_gradients();
+  if (config.sotto.gradient_codec) {
+    return findings.fail(
+        "sotto.gradient_codec",
+        fmt::format("found with sotto.outer, {}; write it as sotto.outer.codec or leave it out",
+                    gradients ? "whose steps before outer steps average gradients in full precision"
+                              : "whose inner steps send no gradients"));
   }
-  return ok_status();
+  if (!gradients || !optimizer_is_one_bit(kind)) return ok_status();
+  return findings.fail(
+      "sotto.outer.every_step",
+      fmt::format(
+          "found gradients with optimizer.type {}, whose compressed stage averages momentum "
+          "in their place, allowed is parameters; or take one of {}",
+          optimizer_kind_name(kind),
+          optimizer_names([](const OptimizerType& t) { return !optimizer_is_one_bit(t.kind); })));
 }
 
 void warn_outer_in_file(const Config& config, Findings& findings) {

@@ -143,8 +143,6 @@ std::vector<Obstacle> find_obstacles(const OuterConfig& outer, std::string_view 
   const auto add = [&](std::string_view key, std::string_view value, std::string_view supported) {
     out.push_back({fmt::format("{}.{}", path, key), std::string(value), std::string(supported)});
   };
-  if (outer.schedule.every_step == OuterEveryStep::kGradients)
-    add("every_step", "gradients", "supported is parameters");
   const OuterRuleConfig& rule = outer.rule;
   if (outer.codec && (rule.freshness > 0 || rule.freshness_by_world)) {
     add("freshness", rule.freshness_by_world ? "1/W" : fmt::format("{}", rule.freshness),

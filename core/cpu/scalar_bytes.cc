@@ -19,9 +19,14 @@ uint32_t reduce_piece(const ReduceArgs& a, const typename Type::Stored* own,
   uint32_t flags = 0;
   for (uint64_t i = 0; i < count; ++i) {
     Sum acc{};
-    for (uint32_t r = 0; r < a.world; ++r) {
-      const Sum x = Type::widen(r == a.own_rank ? own[i] : rows[r * a.row_stride + i]);
-      acc = r == 0 ? x : combine<kOp>(acc, x);
+    for (uint32_t first = 0, end = 0; first < a.world; first = end) {
+      end = end_of_group(first, a.group, a.world);
+      Sum part{};
+      for (uint32_t r = first; r < end; ++r) {
+        const Sum x = Type::widen(r == a.own_rank ? own[i] : rows[r * a.row_stride + i]);
+        part = r == first ? x : combine<kOp>(part, x);
+      }
+      acc = first == 0 ? part : combine<kOp>(acc, part);
     }
     if constexpr (kOp == ReduceOp::kMean) acc = divide(acc, a.world);
     out[i] = Type::narrow(static_cast<Wide>(acc));

@@ -14,6 +14,7 @@
 #include "core/cpu/simd_types-inl.h"
 #include "core/kernels/pieces.h"
 #include "core/kernels/reduce.h"
+#include "core/kernels/reduce_elements.h"
 
 #if SOTTO_SIMD_TARGET
 HWY_BEFORE_NAMESPACE();
@@ -37,6 +38,22 @@ HWY_INLINE VF combine(VF acc, VF x) {
   }
 }
 
+// Combines the ranks from `first` on that belong together.
+template <class Type, ReduceOp kOp>
+HWY_INLINE void combine_ranks(const ReduceArgs& a, const typename Type::Stored* own,
+                              const typename Type::Stored* rows, uint32_t first, VF* acc) {
+  const uint32_t end = end_of_group(first, a.group, a.world);
+  for (uint32_t r = first; r < end; ++r) {
+    const auto* x = r == a.own_rank ? own : rows + r * a.row_stride;
+    hwy::Prefetch(x + 2 * kNormLanes);
+    if (r == first) {
+      SOTTO_FOR_VECTORS(k) acc[k] = Type::load(x + k * kN);
+    } else {
+      SOTTO_FOR_VECTORS(k) acc[k] = combine<kOp>(acc[k], Type::load(x + k * kN));
+    }
+  }
+}
+
 // n groups. rows: the group's first element in row 0. May write over own.
 template <class Type, ReduceOp kOp>
 uint32_t reduce_groups(const ReduceArgs& a, const typename Type::Stored* own,
@@ -45,14 +62,11 @@ uint32_t reduce_groups(const ReduceArgs& a, const typename Type::Stored* own,
   MF bad = no_lanes();
   for (; n != 0; --n, own += kNormLanes, rows += kNormLanes, out += kNormLanes) {
     VF acc[kVectors];
-    for (uint32_t r = 0; r < a.world; ++r) {
-      const auto* x = r == a.own_rank ? own : rows + r * a.row_stride;
-      hwy::Prefetch(x + 2 * kNormLanes);
-      if (r == 0) {
-        SOTTO_FOR_VECTORS(k) acc[k] = Type::load(x + k * kN);
-      } else {
-        SOTTO_FOR_VECTORS(k) acc[k] = combine<kOp>(acc[k], Type::load(x + k * kN));
-      }
+    combine_ranks<Type, kOp>(a, own, rows, 0, acc);
+    for (uint32_t first = end_of_group(0, a.group, a.world); first < a.world; first += a.group) {
+      VF part[kVectors];
+      combine_ranks<Type, kOp>(a, own, rows, first, part);
+      SOTTO_FOR_VECTORS(k) acc[k] = combine<kOp>(acc[k], part[k]);
     }
     SOTTO_FOR_VECTORS(k) {
       if constexpr (kOp == ReduceOp::kMean) acc[k] = hn::Div(acc[k], world);
@@ -87,6 +101,24 @@ struct PlainLoop {
     }
   }
 
+  // Combines the ranks from `first` on that belong together.
+  static HWY_INLINE void combine_ranks(const ReduceArgs& a, const T* own, const T* rows,
+                                       uint32_t first, V* acc) {
+    const uint32_t end = end_of_group(first, a.group, a.world);
+    for (uint32_t r = first; r < end; ++r) {
+      const T* x = r == a.own_rank ? own : rows + r * a.row_stride;
+      hwy::Prefetch(x + 2 * kGroup);
+      if (r == first) {
+        HWY_UNROLL(4)
+        for (size_t k = 0; k < kAtOnce; ++k) acc[k] = hn::LoadU(D(), x + k * kLanes);
+      } else {
+        HWY_UNROLL(4)
+        for (size_t k = 0; k < kAtOnce; ++k)
+          acc[k] = combine(acc[k], hn::LoadU(D(), x + k * kLanes));
+      }
+    }
+  }
+
   // Stores, and returns whether all lanes are finite.
   static HWY_INLINE bool finish(V x, V world, T* out) {
     if constexpr (kFloat) {
@@ -107,17 +139,12 @@ struct PlainLoop {
     bool all_finite = true;
     for (; n != 0; --n, own += kGroup, rows += kGroup, out += kGroup) {
       V acc[kAtOnce];
-      for (uint32_t r = 0; r < a.world; ++r) {
-        const T* x = r == a.own_rank ? own : rows + r * a.row_stride;
-        hwy::Prefetch(x + 2 * kGroup);
-        if (r == 0) {
-          HWY_UNROLL(4)
-          for (size_t k = 0; k < kAtOnce; ++k) acc[k] = hn::LoadU(D(), x + k * kLanes);
-        } else {
-          HWY_UNROLL(4)
-          for (size_t k = 0; k < kAtOnce; ++k)
-            acc[k] = combine(acc[k], hn::LoadU(D(), x + k * kLanes));
-        }
+      combine_ranks(a, own, rows, 0, acc);
+      for (uint32_t first = end_of_group(0, a.group, a.world); first < a.world; first += a.group) {
+        V part[kAtOnce];
+        combine_ranks(a, own, rows, first, part);
+        HWY_UNROLL(4)
+        for (size_t k = 0; k < kAtOnce; ++k) acc[k] = combine(acc[k], part[k]);
       }
       HWY_UNROLL(4)
       for (size_t k = 0; k < kAtOnce; ++k) all_finite &= finish(acc[k], world, out + k * kLanes);

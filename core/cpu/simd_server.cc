@@ -31,7 +31,6 @@ constexpr uint64_t kBlockElements = 1024;  // sums of a block stay in L1
 
 #if SOTTO_SIMD_LOOKUP
 
-constexpr uint32_t kGroupRanks = 8;
 using D8 = hn::CappedTag<float, 8>;
 using DU8 = hn::CappedTag<uint32_t, 8>;
 using V8 = hn::Vec<D8>;

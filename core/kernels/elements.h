@@ -60,13 +60,16 @@ SOTTO_HOST_DEVICE inline float undo_encode(float c, float x, float scale, bool p
   return is_finite(c) ? c - x : 0.0f;
 }
 
-// Sum of term(rank) over ranks: groups of 8, each from 0 in ascending order.
+// Ranks whose terms are added before they join a sum (specification 1.6).
+inline constexpr uint32_t kGroupRanks = 8;
+
+// Sum of term(rank) over ranks: groups, each from 0 in ascending order.
 template <class Term>
 SOTTO_HOST_DEVICE inline float sum_of_ranks(uint32_t world, Term&& term) {
   float total = 0.0f;
-  for (uint32_t group = 0; group < world; group += 8) {
+  for (uint32_t group = 0; group < world; group += kGroupRanks) {
     float partial = 0.0f;
-    for (uint32_t r = group; r < world && r < group + 8; ++r) partial += term(r);
+    for (uint32_t r = group; r < world && r < group + kGroupRanks; ++r) partial += term(r);
     total += partial;
   }
   return total;

@@ -16,12 +16,16 @@ struct ReduceArgs {
   ReduceOp op;
   bool own_flat;
   bool out_flat;
+  uint32_t group = 0;  // ranks whose elements are combined before they join the result; 0: all
 };
 
 namespace kernels {
 
 // In ascending rank order: acc = x_0; acc = acc op x_1; ... Row s of rows lies at s * row_stride
 // elements; row `own_rank` is unused, own takes its place.
+//  - With a group g that is done for ranks 0 to g - 1, for g to 2 g - 1, ...; then what they come
+//    to is combined in the same order. Results of up to g ranks have the bits of those without a
+//    group.
 //  - Floats of 16 bits: acc is float32 and is rounded once at the end.
 //  - mean: the sum / world at the end (integers: towards 0).
 //  - min and max: NaN if any rank has one; of +0 and -0 the first met stays.

@@ -79,6 +79,12 @@ SOTTO_HOST_DEVICE inline T combine(T acc, T x) {
   }
 }
 
+// Behind the last rank that is combined with `first` before they join the result
+// (ReduceArgs::group).
+SOTTO_HOST_DEVICE inline uint32_t end_of_group(uint32_t first, uint32_t group, uint32_t world) {
+  return group == 0 || world - first < group ? world : first + group;
+}
+
 // The mean of an Accumulator. Integers: towards zero, and always a number of their own type.
 template <class Sum>
 SOTTO_HOST_DEVICE inline Sum divide(Sum sum, uint32_t world) {

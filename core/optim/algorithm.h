@@ -27,6 +27,8 @@ struct StepVariant {
   bool begins_stage = false;  // comes once: what follows from the state is made first
   bool local = false;         // nothing is exchanged
   bool update = true;         // false: not a step of the trainer's
+  // All ranks of the group average the gradients, before outer steps begin.
+  bool together = false;
   bool operator==(const StepVariant&) const = default;
 };
 

@@ -213,7 +213,7 @@ Status Optimizer::import_arrays(const Result<std::vector<NamedArray>>& arrays) {
   };
   const Result<OptimSnapshot> snapshot = read();
   // All ranks take part in the comparison, also one that refuses its arrays.
-  SOTTO_TRY(compare(*group_, snapshot, algorithm_->array_keys()));
+  SOTTO_TRY(compare(*data_.group, snapshot, algorithm_->array_keys()));
   return restore(*snapshot, false);
 }
 

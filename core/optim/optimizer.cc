@@ -65,7 +65,7 @@ Result<std::shared_ptr<Optimizer>> Optimizer::create(
   });
   SOTTO_TRY(agree(*comm, OpKind::kOptimCreate, terms));
   OptimizerData& d = (*made)->data_;
-  (*made)->group_ = comm;
+  d.group = comm;
   if (d.config.sotto.initial_parameters == InitialParameters::kBroadcast)
     SOTTO_TRY(d.parameters.broadcast(*comm, *d.layout));
   if (d.config.sotto.outer) {
@@ -192,7 +192,8 @@ Result<OptimInfo> Optimizer::info() {
   SOTTO_ASSIGN(const PreparedStep* p, next_plan(nullptr));
   PeerTraffic total = p->plan->plan().traffic.total;
   if (outer_ != nullptr) {
-    SOTTO_ASSIGN(total, outer_->next_traffic());
+    SOTTO_ASSIGN(const PeerTraffic outer, outer_->next_traffic());
+    total += outer;
     info.state_bytes = outer_->state_bytes();
   }
   info.payload_bytes_next_step = total.payload_bytes_sent;

@@ -136,7 +136,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   const std::shared_ptr<Device>& device() const { return data_.access.device(); }
   const ParameterSet& parameters() const { return data_.parameters; }
   // Of the next step.
-  Result<PreparedStep*> next_plan(LateSteps* late) { return plans_.get(algorithm_->next(), late); }
+  Result<PreparedStep*> next_plan(LateSteps* late);
 
  private:
   class StepHooks;
@@ -177,7 +177,6 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status apply(const OptimSnapshot& s, StateErrors errors, const ArraySource& source);
 
   OptimizerData data_;
-  std::shared_ptr<Comm> group_;  // that has created it; with outer steps data_.comm is another one
   std::unique_ptr<Algorithm> algorithm_;
   std::shared_ptr<OuterSteps> outer_;  // null: there are none
   bool followed_ = false;              // the step in flight, by outer steps

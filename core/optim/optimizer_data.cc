@@ -32,10 +32,10 @@ Status OptimizerData::allocate(const std::vector<StateArraySpec>& specs) {
   return write_valid_bits(false);
 }
 
-StepShape OptimizerData::step_shape() const {
+StepShape OptimizerData::step_shape(const Comm& ranks) const {
   StepShape shape;
-  shape.rank = comm->rank();
-  shape.size = comm->size();
+  shape.rank = ranks.rank();
+  shape.size = ranks.size();
   shape.layout = layout.get();
   shape.compat = compat();
   shape.groups = groups.size() + (layout->padding().empty() ? 0 : 1);
@@ -43,7 +43,7 @@ StepShape OptimizerData::step_shape() const {
   shape.gradients = parameters.gradients();
   shape.average.wire = config.communication_data_type.value_or(shape.gradients);
   // Specification 11.2.
-  const double world = comm->size();
+  const double world = ranks.size();
   if (config.prescale_gradients) {
     shape.average.prescale = static_cast<float>(1 / world);
   } else if (const double factor = config.gradient_predivide_factor; factor != 1) {
@@ -58,8 +58,8 @@ StepShape OptimizerData::step_shape() const {
   shape.frozen = parameters.frozen();
   shape.masked = masked;
   shape.state = arrays["m"].type;
-  shape.sizes = {comm->segment_bytes(), comm->held_windows()};
-  shape.average.native = comm->native();
+  shape.sizes = {ranks.segment_bytes(), ranks.held_windows()};
+  shape.average.native = ranks.native();
   return shape;
 }
 

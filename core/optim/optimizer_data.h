@@ -28,7 +28,8 @@ struct OptimizerData {
         parameters(std::move(registered)),
         groups(std::move(param_groups)) {}
 
-  std::shared_ptr<Comm> comm;
+  std::shared_ptr<Comm> comm;   // of its steps; with outer steps, of this rank alone
+  std::shared_ptr<Comm> group;  // that has created it; null: not yet
   DeviceAccess access;
   Config config;
   ParameterSet parameters;
@@ -45,8 +46,10 @@ struct OptimizerData {
   Status lay_out(bool masks_zero_variance);
   Status allocate(const std::vector<StateArraySpec>& arrays);
 
-  // Of every step; loss scale, codec and micro-batches are for the optimizer to say.
-  StepShape step_shape() const;
+  // Of every step of those ranks; loss scale, codec and micro-batches are for the optimizer to say.
+  StepShape step_shape(const Comm& ranks) const;
+  // together: of a step that all ranks make together (StepVariant).
+  Comm& ranks(bool together) const { return together ? *group : *comm; }
 
   bool one_bit() const { return optimizer_is_one_bit(config.optimizer.kind); }
   // The published arithmetic; for other types both modes are the same.

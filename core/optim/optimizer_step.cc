@@ -52,6 +52,13 @@ std::string nonfinite_text(const OptimizerData& data, bool silent, std::span<con
                          : "");  // where they were is not known any more
 }
 
+// outer: null: there are no outer steps.
+StepVariant next_variant(const Algorithm& algorithm, const OuterSteps* outer) {
+  StepVariant variant = algorithm.next();
+  variant.together = outer != nullptr && outer->averages_gradients();
+  return variant;
+}
+
 }  // namespace
 
 class Optimizer::StepHooks final : public OpHooks {
@@ -112,7 +119,11 @@ Result<StepVariant> Optimizer::next_step() const {
         "its own",
         accumulation_.steps, accumulation_.done + 1, accumulation_.done);
   }
-  return algorithm_->next();
+  return next_variant(*algorithm_, outer_.get());
+}
+
+Result<PreparedStep*> Optimizer::next_plan(LateSteps* late) {
+  return plans_.get(next_variant(*algorithm_, outer_.get()), late);
 }
 
 Result<OpRef> Optimizer::begin(const CallOptions& options, const std::shared_ptr<LateSteps>& late,
@@ -151,11 +162,12 @@ Result<OpRef> Optimizer::step(const CallOptions& options) {
     if (outer_ != nullptr && op.ok()) outer_->passed();
     return op;
   }
-  CallOptions local;
-  local.timeout_us = options.timeout_us;
-  local.priority = options.priority;
-  local.stream = options.stream;
-  SOTTO_ASSIGN(OpRef inner, launch(variant, std::move(local)));
+  CallOptions own;
+  if (variant.together) own.tag = options.tag;
+  own.timeout_us = options.timeout_us;
+  own.priority = options.priority;
+  own.stream = options.stream;
+  SOTTO_ASSIGN(OpRef inner, launch(variant, std::move(own)));
   return outer_->step(std::move(inner), lr, options);
 }
 
@@ -206,7 +218,7 @@ Result<OpRef> Optimizer::launch(const StepVariant& variant, CallOptions options,
   if (options.timeout_us == 0 && data_.config.sotto.timeout_ms)
     options.timeout_us = static_cast<int64_t>(*data_.config.sotto.timeout_ms) * 1000;
   SOTTO_ASSIGN(PreparedStep * p, plans_.get(variant, late));
-  Comm& comm = late == nullptr ? *data_.comm : *late->comm;
+  Comm& comm = late == nullptr ? data_.ranks(variant.together) : *late->comm;
   OpSignature s = signature(variant, late);
   s.tag = options.tag;
   in_flight_.store(true, std::memory_order_release);
@@ -218,7 +230,8 @@ Result<OpRef> Optimizer::launch(const StepVariant& variant, CallOptions options,
     owner->bound(static_cast<RoundMessage*>(run.bases[end.told]),
                  end.order == kNoSlot ? nullptr : static_cast<uint32_t*>(run.bases[end.order]));
   };
-  Result<OpRef> op = accumulates(variant) || outer_ != nullptr
+  const bool local = accumulates(variant) || (outer_ != nullptr && !variant.together);
+  Result<OpRef> op = local
                          ? comm.launch_local(p->plan, std::ref(bind_run), std::move(hooks), options)
                          : comm.launch(p->plan, s, std::ref(bind_run), std::move(hooks), options);
   if (!op.ok()) in_flight_.store(false, std::memory_order_release);
@@ -241,8 +254,10 @@ void Optimizer::completed(const StepVariant& variant, const StepVerdict& verdict
   // Ranks decide about such a step alone, without a message.
   const bool silent = variant.local && !data_.alone() && data_.config.gradient_clipping == 0 &&
                       !loss_scaler_.enabled();
-  // Of such a rank, beside outer steps: it goes on with them, and with the learning rate.
-  const bool local = outer_ != nullptr;
+  // Beside outer steps it counts as an inner step: ranks go on with them, and with the learning
+  // rate.
+  const bool counts = outer_ != nullptr;
+  const bool local = counts && !variant.together;
   imported_ = 0;
   // Whatever has become of the step, its micro-batches are gone.
   if (variant.update) accumulation_.done = 0;
@@ -269,7 +284,7 @@ void Optimizer::completed(const StepVariant& variant, const StepVerdict& verdict
       status = Status(Code::kNonfinite, nonfinite_text(data_, silent || local, bytes, verdict));
       // The other ranks know nothing of it and go on.
       if (silent) advance();
-      if (local) data_.groups.schedule().advance();
+      if (counts) data_.groups.schedule().advance();
       if (loss_scaler_.enabled())
         outcomes_.overflowed(loss_scaler_, data_.config.sotto.max_consecutive_skips, status);
       if (followed_ && !status.ok()) {

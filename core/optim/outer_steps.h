@@ -26,6 +26,8 @@ class OuterSteps {
   // Whether something happens after the next step. If not, passed() counts it when it is in flight.
   virtual bool due() const = 0;
   virtual void passed() = 0;
+  // Whether the next step averages gradients over ranks, since outer steps have not begun.
+  virtual bool averages_gradients() const = 0;
   // Comes after a step with learning rate `lr`, which is in flight. The operation is what the
   // caller waits for. inner: it ends well, unless the comm or the device has failed (skipped).
   virtual Result<OpRef> step(OpRef inner, double lr, const CallOptions& options) = 0;

@@ -1,6 +1,7 @@
 #include "core/optim/step_plans.h"
 
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "core/base/hash.h"
@@ -26,21 +27,18 @@ Result<PreparedStep*> StepPlans::get(const StepVariant& variant, LateSteps* late
   if (late != nullptr && std::exchange(late->prepared_for, made_for_) != made_for_)
     late->prepared.clear();
   PreparedSteps& steps = late == nullptr ? prepared_ : late->prepared;
-  const std::pair key(variant.number, accumulated(variant));
+  const std::tuple key(variant.number, variant.together, accumulated(variant));
   if (const auto it = steps.find(key); it != steps.end()) return &it->second;
-  SOTTO_ASSIGN(PreparedStep p, make(variant, key.second, d_.access.device(), late));
+  SOTTO_ASSIGN(PreparedStep p, make(variant, accumulated(variant), d_.access.device(), late));
   return &steps.insert_or_assign(key, std::move(p)).first->second;
 }
 
 Result<PreparedStep> StepPlans::make(const StepVariant& variant, bool accumulated,
                                      const std::shared_ptr<Device>& device,
                                      const LateSteps* late) const {
-  const Comm& comm = late == nullptr ? *d_.comm : *late->comm;
-  StepShape shape = d_.step_shape();
-  if (late != nullptr) {
-    shape.average.late = &late->gradients;
-    shape.average.native = comm.native();
-  }
+  const Comm& comm = late == nullptr ? d_.ranks(variant.together) : *late->comm;
+  StepShape shape = d_.step_shape(comm);
+  if (late != nullptr) shape.average.late = &late->gradients;
   shape.loss_scaled = scaler_.enabled();
   if (algorithm_.compresses_gradients()) shape.average.codec = d_.codec;
   shape.accumulated = accumulated;

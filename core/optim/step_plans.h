@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <utility>
+#include <tuple>
 
 #include "core/optim/algorithm.h"
 #include "core/optim/loss_scale.h"
@@ -20,8 +20,8 @@ struct PreparedStep {
   StepSlots slots;
   StepVerdict verdict;
 };
-// By the number of the variant; bool: with micro-batches.
-using PreparedSteps = std::map<std::pair<uint8_t, bool>, PreparedStep>;
+// By the number of the variant, and whether all ranks make it together; with micro-batches or not.
+using PreparedSteps = std::map<std::tuple<uint8_t, bool, bool>, PreparedStep>;
 
 // Micro-batches before a step.
 struct Accumulation {

@@ -260,6 +260,10 @@ bool OuterFragment::take_back() {
 Status OuterFragment::begin(const OuterEvents& events, const Step& step) {
   before_.push_back({pending_, launches_});
   if (events.averages) return average_now(step);
+  if (events.follows) {
+    SOTTO_ASSIGN(before_.back().update, local(FragmentOp::kStart, step, {}));
+    return ok_status();
+  }
   if (events.measures) SOTTO_TRY(local(FragmentOp::kInner, step, {}).status());
   if (events.launches && events.consumes && context_.config.schedule.delay != 0) {
     SOTTO_TRY(boundary(step));

@@ -26,8 +26,9 @@ struct OuterEvents {
   bool launches = false;
   bool consumes = false;
   bool measures = false;  // the round's first inner step
-  bool averages = false;  // before outer steps begin: live parameters become their mean
-  bool none() const { return !launches && !consumes && !measures && !averages; }
+  // Before outer steps begin: live parameters become their mean, or the anchor follows them.
+  bool averages = false, follows = false;
+  bool none() const { return !launches && !consumes && !measures && !averages && !follows; }
 };
 
 // What updates have left for reports; of the last one, unless it says otherwise.

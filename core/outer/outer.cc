@@ -42,6 +42,15 @@ Status check_lr(const OuterConfig& config, double lr) {
       lr);
 }
 
+// Inner steps are the trainer's own.
+Status check_by_hand(const OuterConfig& config) {
+  if (!config.schedule.averages_gradients()) return ok_status();
+  return invalid_argument(
+      "configuration: outer.every_step: found gradients, allowed is parameters where inner steps "
+      "are the trainer's, whose gradients are not known here; average them before the inner step, "
+      "or create an optimizer with \"sotto\": {{\"outer\": ...}}");
+}
+
 }  // namespace
 
 // The end of the last operation of a step.
@@ -91,6 +100,7 @@ Result<std::shared_ptr<Outer>> Outer::create(std::shared_ptr<Comm> comm, std::st
     SOTTO_TRY(refused);
     SOTTO_ASSIGN(const OuterConfig config, parse_outer(json));
     SOTTO_TRY(check_supported(config));
+    SOTTO_TRY(check_by_hand(config));
     for (const std::string& warning : config.warnings) log(LogLevel::kWarn, "{}", warning);
     return make(comm, config, std::move(params), std::move(device));
   });
@@ -297,8 +307,8 @@ Status Outer::begin_step(const OuterFragment::Step& step) {
   for (const bool updates : {false, true}) {
     for (size_t f = 0; f < fragments_.size(); ++f) {
       const OuterEvents events = at_.rounds.at(at_.step + 1, f);
-      if (!events.none() && (events.consumes || events.averages) == updates)
-        SOTTO_TRY(begin_fragment(f, events, step));
+      const bool moves = events.consumes || events.averages || events.follows;
+      if (!events.none() && moves == updates) SOTTO_TRY(begin_fragment(f, events, step));
     }
   }
   if ((events_ & kOuterLaunched) != 0) given_.votes = 0, given_.asks = 0;

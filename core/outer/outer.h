@@ -97,6 +97,8 @@ class Outer : public std::enable_shared_from_this<Outer> {
   // step_behind, which would make an operation that does nothing.
   bool due() const;
   void passed();
+  // Whether the next inner step averages gradients over ranks, since outer steps have not begun.
+  bool averages_gradients() const { return at_.rounds.at(at_.step + 1, 0).follows; }
   // After every inner step.
   Result<OpRef> step(const CallOptions& options) {
     return step_behind(nullptr, given_.gamma, options);

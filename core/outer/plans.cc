@@ -196,6 +196,7 @@ void OuterBuilder::sum_in_full(OuterArray from) {
   r.size = x_.size;
   r.layout = &layout;
   r.op = ReduceOp::kSum;
+  r.group = kGroupRanks;
   r.in_list = array(from);
   r.out_flat = array(OuterArray::kResult);
   r.round = b_.next_round();

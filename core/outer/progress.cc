@@ -27,6 +27,7 @@ OuterProgress OuterProgress::start(OuterConfig* config, uint64_t fragments) {
                .delay = s.delay,
                .fragments = fragments,
                .synchronous = s.synchronous_steps(),
+               .gradients = s.averages_gradients(),
                .measures = config->penalty.kind == OuterPenalty::kGapInner,
                .past = {}};
   return at;

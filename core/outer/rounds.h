@@ -25,8 +25,10 @@ struct OuterRounds {
   OuterRhythm now;
   uint64_t delay = 0;  // from launch to consumption
   uint64_t fragments = 1;
-  // Inner steps before outer steps begin: each ends with the mean of parameters.
+  // Inner steps before outer steps begin: each ends with the mean of parameters, or has averaged
+  // gradients.
   uint64_t synchronous = 0;
+  bool gradients = false;
   bool measures = false;  // first inner steps of rounds are measured
   // The rhythm until inner step `past_end`; 0: there was no other one.
   OuterRhythm past;
@@ -47,8 +49,10 @@ struct OuterRounds {
   OuterEvents at(uint64_t step, uint64_t fragment) const {
     OuterEvents events;
     if (step == 0) return events;
-    events.averages = step <= synchronous;
-    if (events.averages) return events;
+    if (step <= synchronous) {
+      (gradients ? events.follows : events.averages) = true;
+      return events;
+    }
     events.launches = launched(step, fragment);
     // With delay = period the first one of a fragment has nothing to consume: it holds.
     events.consumes =
@@ -62,7 +66,7 @@ struct OuterRounds {
     for (uint64_t n = 1; n < most; ++n) {
       for (uint64_t f = 0; f < fragments; ++f) {
         const OuterEvents events = at(step + n, f);
-        if (events.launches || events.consumes || events.averages) return n;
+        if (events.launches || events.consumes || step + n <= synchronous) return n;
       }
     }
     return most;

@@ -18,6 +18,7 @@ std::string outer_settings_text(const OuterConfig& c, const ParameterSet& parame
   s.automatic&& s.follows() ? add("delay", "period") : add("delay", s.delay);
   add("switch_step", s.switch_step);
   add("warmup_steps", s.warmup_steps);
+  if (all) add("every_step", outer_word("every_step", s.every_step));
   add("rule", outer_word("rule", c.rule.kind));
   add("form", outer_word("form", c.rule.form));
   if (all) add("alpha", c.rule.alpha);

@@ -46,7 +46,7 @@ struct FlatReduce {
 bool is_native(const FlatReduceRequest& r) {
   const NativeCollectives sums = native_needs(OpKind::kReduceScatter, r.op, r.dtype);
   const NativeCollectives needed = sums | native_needs(OpKind::kAllGather, r.op, r.dtype);
-  return r.size > 1 && sums != 0 && (r.native & needed) == needed;
+  return r.size > 1 && r.group == 0 && sums != 0 && (r.native & needed) == needed;
 }
 
 // Elements of a rank's share of a native one.
@@ -112,13 +112,14 @@ void emit_messages(const FlatReduce& f) {
   };
   d.contribution = [&](Range range) { return f.contribution(range); };
   d.reduce = [&](Range range, const OperandRef& rows, uint64_t base, uint64_t stride) {
-    f.b.kernel<kernels::Reduce>({.own = list(r.in_list, Access::kRead, f.bits()),
-                                 .rows = rows,
-                                 .out = flat(r.out_flat, Access::kWrite, f.bits()),
-                                 .flags = f.flags()},
-                                r.layout->pieces(range, range.begin),
-                                ReduceArgs{stride, base, 0, 0, r.dtype, f.ranks(),
-                                           static_cast<uint32_t>(r.rank), r.op, false, true});
+    f.b.kernel<kernels::Reduce>(
+        {.own = list(r.in_list, Access::kRead, f.bits()),
+         .rows = rows,
+         .out = flat(r.out_flat, Access::kWrite, f.bits()),
+         .flags = f.flags()},
+        r.layout->pieces(range, range.begin),
+        ReduceArgs{stride, base, 0, 0, r.dtype, f.ranks(), static_cast<uint32_t>(r.rank), r.op,
+                   false, true, r.group});
   };
   d.reduced = [&](Range range) { return f.result(range); };
   d.receive_reduced = [&](int32_t peer, Range range, uint32_t round) {

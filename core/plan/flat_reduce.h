@@ -28,6 +28,9 @@ struct FlatReduceRequest {
   const FlatLayout* layout = nullptr;  // concatenated
   Dtype dtype = Dtype::kF32;
   ReduceOp op = ReduceOp::kMean;
+  // Ranks that are combined before they join the result (ReduceArgs::group); 0: all. Not with what
+  // the transport adds up.
+  uint32_t group = 0;
   uint32_t in_list = kNoSlot;   // first slot of the tensors
   uint32_t out_flat = kNoSlot;  // flat_reduce_bytes
   // The tensors are out_flat: they lie in it one after the other.

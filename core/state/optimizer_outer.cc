@@ -14,6 +14,7 @@ class OptimizerOuter final : public OuterSteps {
   Status check(double lr) const override { return outer_->check(lr); }
   bool due() const override { return outer_->due(); }
   void passed() override { outer_->passed(); }
+  bool averages_gradients() const override { return outer_->averages_gradients(); }
   Result<OpRef> step(OpRef inner, double lr, const CallOptions& options) override {
     return outer_->step_behind(std::move(inner), lr, options);
   }

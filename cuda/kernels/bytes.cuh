@@ -111,14 +111,21 @@ struct ReduceKernel : QuadOp {
   __device__ Quad<Stored> reduce(const Stored* mine, uint64_t row_at, uint32_t n) const {
     using Sum = Accumulator<kOp, Wide>;
     Sum acc[kQuad] = {};
-    for (uint32_t r = 0; r < args.world; ++r) {
-      const Stored* from = r == args.own_rank ? mine : rows + r * args.row_stride + row_at;
-      const Quad<Stored> x = load_quad(from, n);
+    for (uint32_t first = 0, end = 0; first < args.world; first = end) {
+      end = end_of_group(first, args.group, args.world);
+      Sum part[kQuad] = {};
+      for (uint32_t r = first; r < end; ++r) {
+        const Stored* from = r == args.own_rank ? mine : rows + r * args.row_stride + row_at;
+        const Quad<Stored> x = load_quad(from, n);
 #pragma unroll
-      for (uint32_t k = 0; k < kQuad; ++k) {
-        const Sum wide = Type::widen(x.v[k]);
-        acc[k] = r == 0 ? wide : combine<kOp>(acc[k], wide);
+        for (uint32_t k = 0; k < kQuad; ++k) {
+          const Sum wide = Type::widen(x.v[k]);
+          part[k] = r == first ? wide : combine<kOp>(part[k], wide);
+        }
       }
+#pragma unroll
+      for (uint32_t k = 0; k < kQuad; ++k)
+        acc[k] = first == 0 ? part[k] : combine<kOp>(acc[k], part[k]);
     }
     Quad<Stored> result;
 #pragma unroll

@@ -101,6 +101,7 @@ struct ReduceSetup {
   uint32_t world;
   uint32_t own_rank;
   bool flat;  // own and out; else lists
+  uint32_t group = 0;
 };
 
 KernelCase reduce_case(Random* random, const Layout& layout, const ReduceSetup& setup,
@@ -114,6 +115,7 @@ KernelCase reduce_case(Random* random, const Layout& layout, const ReduceSetup& 
   args.own_rank = setup.own_rank;
   args.op = setup.op;
   args.own_flat = args.out_flat = setup.flat;
+  args.group = setup.group;
   work.set_args(args);
   auto& o = work.named<kernels::Reduce>();
   const uint64_t element = dtype_bytes(setup.dtype);
@@ -154,6 +156,13 @@ TEST(KernelsReduce, EveryTargetEqualsTheReference) {
           EXPECT_EQ(compare_on_all_targets(reduce_case(&random, layout, setup, true)), "");
           EXPECT_EQ(compare_on_all_targets(reduce_case(&random, layout, setup, false)), "");
         }
+        if (world != 5) continue;
+        for (const uint32_t group : {2u, 4u, 8u}) {
+          ReduceSetup grouped = setup;
+          grouped.group = group;
+          EXPECT_EQ(compare_on_all_targets(reduce_case(&random, layouts[0], grouped, true)), "")
+              << dtype_name(dtype) << " op " << static_cast<int>(op) << " group " << group;
+        }
       }
     }
   }
@@ -161,7 +170,8 @@ TEST(KernelsReduce, EveryTargetEqualsTheReference) {
 
 // One element per rank through kReduce, rank 0 being this rank. T: storage type.
 template <class T>
-T reduce_one(Dtype dtype, ReduceOp op, const std::vector<T>& ranks, uint32_t* flags = nullptr) {
+T reduce_one(Dtype dtype, ReduceOp op, const std::vector<T>& ranks, uint32_t* flags = nullptr,
+             uint32_t group = 0) {
   KernelCase work(KernelId::kReduce);
   Piece p;
   p.count = 1;
@@ -171,6 +181,7 @@ T reduce_one(Dtype dtype, ReduceOp op, const std::vector<T>& ranks, uint32_t* fl
   args.dtype = dtype;
   args.world = static_cast<uint32_t>(ranks.size());
   args.op = op;
+  args.group = group;
   args.own_flat = args.out_flat = true;
   work.set_args(args);
   auto& o = work.named<kernels::Reduce>();
@@ -193,6 +204,21 @@ TEST(KernelsReduce, FloatsAddInRankOrder) {
   EXPECT_EQ(reduce_one<float>(Dtype::kF32, ReduceOp::kSum, {1, 1, big}), big + 2);
   EXPECT_EQ(reduce_one<float>(Dtype::kF32, ReduceOp::kMean, {1, 2, 4}), 7.0f / 3.0f);
   EXPECT_EQ(reduce_one<double>(Dtype::kF64, ReduceOp::kMean, {1, 2, 4}), 7.0 / 3.0);
+}
+
+TEST(KernelsReduce, GroupsOfRanksAreCombinedFirst) {
+  const float big = 0x1p24f;
+  const auto sum = [](const std::vector<float>& ranks, uint32_t group) {
+    return reduce_one<float>(Dtype::kF32, ReduceOp::kSum, ranks, nullptr, group);
+  };
+  EXPECT_EQ(sum({big, 1, 1, 1}, 0), big);
+  EXPECT_EQ(sum({big, 1, 1, 1}, 2), big + 2);
+  EXPECT_EQ(sum({big, 1, 1, 1, 1}, 2), big + 4);  // one rank in the last group; a tie, to even
+  EXPECT_EQ(sum({big, 1, 1, 1}, 3), big);
+  EXPECT_EQ(sum({big, 1, 1, 1}, 8), big);
+  EXPECT_EQ(reduce_one<float>(Dtype::kF32, ReduceOp::kMean, {big, 1, 1, 1}, nullptr, 2),
+            (big + 2) / 4);
+  EXPECT_EQ(reduce_one<int32_t>(Dtype::kI32, ReduceOp::kMean, {7, 1, -2, 5, 4}, nullptr, 2), 3);
 }
 
 TEST(KernelsReduce, SixteenBitFloatsAreRoundedOnce) {

@@ -119,12 +119,15 @@ SOTTO_RANK_MAIN(optim_outer_kill) {
   }
   const std::string text = sotto_last_error();
   if (values_of(model) != before) {
+    const bool together = std::string_view(task.what).find("gradients") != std::string_view::npos;
+    const float gradient =
+        together ? 0.5f * static_cast<float>(self.size - 1) : static_cast<float>(self.rank);
     for (std::vector<float>& tensor : before) {
-      for (float& x : tensor) x -= kStep * static_cast<float>(self.rank);
+      for (float& x : tensor) x -= kStep * gradient;
     }
   }
   require(values_of(model) == before,
-          "a step that failed has made something else than the local step: " + text);
+          "a step that failed has made something else than the optimizer's step: " + text);
   uint64_t n = 0;
   OK(sotto_optim_state_export(optim, SOTTO_STATE_EXACT, nullptr, 0, &n));
   std::vector<char> state(n);
@@ -142,14 +145,19 @@ TEST_P(OuterKill, SurvivorsNameTheRank) {
       R"({"preset":"diloco","period":1})", R"({"preset":"co2","period":1})",
       R"({"preset":"diloco","period":1,"codec":"onebit"})",
       R"({"preset":"co2","period":2,"codec":"onebit"})", R"({"preset":"sparse_loco","period":1})"};
+  // Before outer steps begin.
+  constexpr char kTogether[] =
+      R"({"preset":"co2","period":2,"warmup_steps":1000000,"every_step":"gradients"})";
   const uint32_t cases = GetParam() == SIGSTOP ? kStops : kKills;
   std::vector<KillCase> all;
-  for (const char* rank_main : {"outer_kill", "optim_outer_kill"}) {
+  for (const bool by_hand : {true, false}) {
     for (uint32_t seed = 1; seed <= cases; ++seed) {
-      KillCase& c = all.emplace_back(KillCase{.rank_main = rank_main,
-                                              .what = settings[seed % std::size(settings)],
-                                              .signal = GetParam(),
-                                              .seed = seed});
+      const bool together = !by_hand && seed % 4 == 2;
+      KillCase& c = all.emplace_back(
+          KillCase{.rank_main = by_hand ? "outer_kill" : "optim_outer_kill",
+                   .what = together ? kTogether : settings[seed % std::size(settings)],
+                   .signal = GetParam(),
+                   .seed = seed});
       c.environment = {"SOTTO_TRANSPORT=tcp", "SOTTO_HEARTBEAT_MS=100", "SOTTO_CPU_THREADS=1"};
     }
   }

@@ -12,11 +12,14 @@ import numpy as np
 
 import sotto_library
 from outer_codecs import payload_bytes
-from outer_settings import preset
+from outer_settings import Settings, preset
 from outer_toy import CASES, GAMMA, SIZES, Toy, close, same_bits
 
 STEPS = 23  # the last round is a short one: the flush sends it
 WORLDS = (1, 2, 3, 4, 5, 8)
+# More ranks than are added at once: with and without a codec, norms of ranks, averages of parameters, flushes.
+GROUPED_WORLDS = (11, 17)
+GROUPED = ("co2", "co2_paper", "slowmo", "half fresh", "post_local_sgd", "onebit", "sparse_loco")
 # What the library refuses: own payloads beside a codec, a first inner step per tensor.
 WITHOUT = {"fp16", "int8", "per tensor"}
 # Beside what the model's own checks use: forms, merges, clips and units with each other.
@@ -103,7 +106,7 @@ def described(settings):
     return json.dumps(out)
 
 
-NOT_KEYS = {"every_step", "chunk_align"}  # the first has one word here, the second belongs to a codec
+NOT_KEYS = {"every_step", "chunk_align"}  # the first has another word here, the second belongs to a codec
 
 
 class Rank:
@@ -215,6 +218,33 @@ def compare(library, name, make, world, poison=None):
     library.run(world, body)
 
 
+def compare_gradients(library, world, **keys):
+    """An optimizer of the library whose steps before outer steps average gradients, against toys that do."""
+    before = 5
+    settings = close(warmup_steps=before, every_step="gradients", **keys)
+    model, wanted = Toy(settings, world), []
+    for step in range(STEPS):
+        (model.inner_together if step < before else model.inner)()
+        model.outer.step(model.live, model.gamma)
+        wanted.append([model.vector(r).copy() for r in range(world)])
+    text = json.dumps({"optimizer": {"type": "SGD", "params": {"lr": GAMMA}},
+                       "sotto": {"outer": {**json.loads(described(settings)), "every_step": "gradients"}}})
+
+    def body(comm, rank):
+        toy = Toy(Settings(period=99), world)  # of which this rank uses its own part
+        mine, gradients = toy.live[rank], [np.zeros_like(x) for x in toy.live[rank]]
+        optimizer = library.optimizer(comm, text, [(f"t{i}", 0, x, g, None) for i, (x, g) in enumerate(zip(mine, gradients))])
+        for step in range(STEPS):
+            toy.t += 1
+            for at, gradient in zip(gradients, toy.gradients(rank)):
+                at[:] = gradient
+            library.step(optimizer)
+            same_bits(wanted[step][rank], np.concatenate(mine), f"gradients, {world} ranks, rank {rank}, step {step + 1}: ")
+        library.destroy(optimizer)
+
+    library.run(world, body)
+
+
 def main():
     library = sotto_library.Library(sys.argv[1])
     failed = 0
@@ -222,13 +252,21 @@ def main():
     for name, (make, poison) in {**cases, **POISONED}.items():
         if len(sys.argv) > 2 and sys.argv[2] not in name:
             continue
-        for world in WORLDS:
+        for world in WORLDS + (GROUPED_WORLDS if name in GROUPED else ()):
             try:
                 compare(library, name, make, world, poison)
             except Exception as error:  # pylint: disable=broad-except
                 failed += 1
                 print(f"failed  {name}, {world} ranks: {str(error)[:300]}")
         print(f"ok      {name}")
+    for world in WORLDS:
+        for keys in ({"beta": 0.2, "clip": "rms", "penalty": "gap_ema"}, {"freshness": 0.5, "beta": 0.1}):
+            try:
+                compare_gradients(library, world, **keys)
+            except Exception as error:  # pylint: disable=broad-except
+                failed += 1
+                print(f"failed  gradients, {world} ranks: {str(error)[:300]}")
+    print("ok      gradients before outer steps")
     print(f"{failed} failed")
     return 1 if failed else 0
 

@@ -26,11 +26,26 @@ class Toy:
         """One inner step of every rank."""
         self.t += 1
         for r, mine in enumerate(self.live):
-            who = 0 if self.same else r
-            rng = np.random.default_rng([self.seed, who, self.t])
-            for x, eig in zip(mine, self.eig):
-                gradient = eig * (x - f32(0.25 * who)) + f32(0.2) * rng.standard_normal(x.size).astype(f32)
+            for x, gradient in zip(mine, self.gradients(r)):
                 x -= f32(self.gamma) * gradient
+
+    def gradients(self, rank):
+        """Those of inner step t on a rank."""
+        who = 0 if self.same else rank
+        rng = np.random.default_rng([self.seed, who, self.t])
+        return [eig * (x - f32(0.25 * who)) + f32(0.2) * rng.standard_normal(x.size).astype(f32)
+                for x, eig in zip(self.live[rank], self.eig)]
+
+    def inner_together(self):
+        """One inner step with the mean of all ranks' gradients: their sum in ascending order over their number."""
+        self.t += 1
+        every = [self.gradients(r) for r in range(self.world)]
+        for mine in self.live:
+            for x, *parts in zip(mine, *every):
+                total = parts[0]
+                for part in parts[1:]:
+                    total = total + part
+                x -= f32(self.gamma) * (total / f32(self.world))
 
     def step(self):
         self.inner()

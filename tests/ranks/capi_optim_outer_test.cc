@@ -129,48 +129,199 @@ TEST(CapiOptimOuter, IsAnOptimizerOfOneRankAndOuterSteps) {
   }
 }
 
+// ---- steps before outer steps begin, which average gradients ----
+
+constexpr int kSynchronous = 4;
+
+// Up to the last of them the same as an optimizer of the group without outer steps; then the same
+// as one of this rank alone that has its state, and outer steps by hand that begin with its
+// parameters.
+void compare_with_group(const Member& self, const std::string& optimizer, const std::string& outer,
+                        const std::string& more) {
+  const std::string plain = R"({"optimizer": )" + optimizer + more + "}";
+  const std::string switched = "{" + outer + R"(, "warmup_steps": )" +
+                               std::to_string(kSynchronous) + R"(, "every_step": "gradients"})";
+  const std::string what = optimizer + outer + more;
+  Model one(self.rank), two(self.rank);
+  sotto_optim* composed = new_optim(self, file(optimizer, switched, more).c_str(), one);
+  sotto_optim* inner = new_optim(self, plain.c_str(), two);
+  Member alone = self;
+  OK(sotto_comm_split(self.comm, self.rank, 0, &alone.comm));
+  sotto_outer* by_hand = nullptr;
+  sotto_outer* handle = outer_of(composed);
+  for (int n = 1; n <= 14; ++n) {
+    draw(one, self.rank, n);
+    draw(two, self.rank, n);
+    if (n == kSynchronous + 1) {
+      const std::vector<char> state = export_of(inner, SOTTO_STATE_RESET);
+      OK(sotto_optim_destroy(inner));
+      inner = new_optim(alone, plain.c_str(), two);
+      import_into(inner, SOTTO_STATE_RESET, state);
+      std::vector<sotto_param> averaged = two.params;
+      for (sotto_param& p : averaged) p.grad = {};
+      OK(sotto_outer_create(self.comm, ("{" + outer + "}").c_str(), averaged.data(),
+                            averaged.size(), &by_hand));
+    }
+    train(composed);
+    sotto_optim_info info = {};
+    info.struct_size = sizeof info;
+    OK(sotto_optim_get_info(inner, &info));
+    train(inner);
+    if (by_hand != nullptr) {
+      OK(sotto_outer_set(by_hand, "lr", info.lr));
+      step(by_hand);
+    }
+    expect_same(one, two, what + ", step " + std::to_string(n));
+    const Model live = one;
+    OK(sotto_outer_swap(handle, nullptr, nullptr));
+    expect_alike(self, one, what + ", the anchor");
+    if (n <= kSynchronous) expect_same(one, live, what + ": the anchor follows");
+    OK(sotto_outer_swap(handle, nullptr, nullptr));
+  }
+  OK(sotto_outer_flush(handle, nullptr, nullptr));
+  OK(sotto_outer_flush(by_hand, nullptr, nullptr));
+  expect_same(one, two, what + ", flush");
+  OK(sotto_outer_destroy(handle));
+  OK(sotto_optim_destroy(composed));
+  OK(sotto_outer_destroy(by_hand));
+  OK(sotto_optim_destroy(inner));
+  OK(sotto_comm_destroy(alone.comm));
+}
+
+TEST(CapiOptimOuter, StepsBeforeOuterStepsAverageGradients) {
+  const char* const optimizers[] = {kAdamW, R"({"type": "Lamb", "params": {"lr": 0.02}})",
+                                    R"({"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}})"};
+  const char* const outers[] = {R"("preset": "co2", "period": 3)",
+                                R"("preset": "slowmo", "period": 4)",
+                                R"("preset": "streaming_diloco", "period": 4, "delay": 1,)"
+                                R"( "fragments": 2)"};
+  const char* const more[] = {"", R"(, "gradient_clipping": 0.5)",
+                              R"(, "communication_data_type": "fp16")"};
+  for (const int size : {1, 2, 3}) {
+    EXPECT_EQ(run_world(size, {},
+                        [&](Member& self) {
+                          for (size_t i = 0; i < 9; ++i)
+                            compare_with_group(self, optimizers[i / 3], outers[i % 3],
+                                               more[(i + i / 3) % 3]);
+                        }),
+              "");
+  }
+}
+
+// Nobody updates, every call says who it was, and the step counts on all ranks.
+TEST(CapiOptimOuter, ANanBeforeOuterStepsConcernsAllRanks) {
+  const std::string json = file(
+      kAdamW, R"({"preset": "co2", "period": 3, "switch_step": 4, "every_step": "gradients"})");
+  for (const int bad : {1, 2, kSynchronous}) {
+    EXPECT_EQ(run_world(2, {},
+                        [&](Member& self) {
+                          Model model(self.rank);
+                          sotto_optim* optim = new_optim(self, json.c_str(), model);
+                          for (int n = 1; n <= 9; ++n) {
+                            draw(model, self.rank, n);
+                            const Model before = model;
+                            if (n == bad && self.rank == 1)
+                              model.gradients[1][3] = std::numeric_limits<float>::quiet_NaN();
+                            const sotto_status status = sotto_optim_step(optim, nullptr, nullptr);
+                            if (n != bad) {
+                              ok(status, "step");
+                              continue;
+                            }
+                            fails(status, SOTTO_E_NONFINITE, {"nothing was updated"}, "step");
+                            expect_same(model, before, "a step with NaN");
+                          }
+                          sotto_optim_info info = {};
+                          info.struct_size = sizeof info;
+                          OK(sotto_optim_get_info(optim, &info));
+                          same(info.step, 8, "updates");
+                          sotto_outer* outer = outer_of(optim);
+                          same(info_of(outer).step, 9, "inner steps");
+                          OK(sotto_outer_flush(outer, nullptr, nullptr));
+                          expect_alike(self, model, "flush");
+                          OK(sotto_outer_destroy(outer));
+                          OK(sotto_optim_destroy(optim));
+                        }),
+              "")
+        << "NaN in step " << bad;
+  }
+}
+
+TEST(CapiOptimOuter, GradientsByHandAreRefused) {
+  EXPECT_EQ(run_world(2, {},
+                      [&](Member& self) {
+                        const Model model(self.rank);
+                        std::vector<sotto_param> params = model.params;
+                        for (sotto_param& p : params) p.grad = {};
+                        sotto_outer* outer = nullptr;
+                        FAILS(sotto_outer_create(
+                                  self.comm, R"({"warmup_steps": 2, "every_step": "gradients"})",
+                                  params.data(), params.size(), &outer),
+                              SOTTO_E_INVALID_ARGUMENT, "every_step: found gradients",
+                              "create an optimizer with");
+                      }),
+            "");
+}
+
+TEST(CapiOptimOuter, RanksAverageTheSame) {
+  EXPECT_EQ(
+      run_world(2, {},
+                [&](Member& self) {
+                  const Model model(self.rank);
+                  const std::string every = self.rank == 0 ? "gradients" : "parameters";
+                  const std::string json =
+                      file(kAdamW, R"({"warmup_steps": 2, "every_step": ")" + every + "\"}");
+                  sotto_optim* optim = nullptr;
+                  FAILS(sotto_optim_create(self.comm, json.c_str(), model.params.data(), 2, &optim),
+                        SOTTO_E_PROTOCOL, "sotto.outer.every_step", "rank 1");
+                }),
+      "");
+}
+
 // ---- states ----
 
 // A new optimizer that has the state of step k goes on as the old one, whose average is pending.
 TEST(CapiOptimOuter, ContinuesFromEveryStepBitForBit) {
-  const std::string json =
-      file(R"({"type": "Lamb", "params": {"lr": 0.02}})",
-           R"({"preset": "co2", "period": 3, "codec": "onebit"})",
-           R"(, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.02}})");
-  EXPECT_EQ(run_world(2, {},
-                      [&](Member& self) {
-                        constexpr int kSteps = 10;
-                        Model whole(self.rank);
-                        sotto_optim* undisturbed = new_optim(self, json.c_str(), whole);
-                        std::vector<std::vector<char>> blobs;
-                        for (int n = 0; n < kSteps; ++n) {
-                          blobs.push_back(export_of(undisturbed, SOTTO_STATE_EXACT));
-                          draw(whole, self.rank, n);
-                          train(undisturbed);
-                        }
-                        const Model before = whole;
-                        sotto_outer* last = outer_of(undisturbed);
-                        OK(sotto_outer_flush(last, nullptr, nullptr));
-                        for (int k = 0; k < kSteps; ++k) {
-                          const std::string from = "from step " + std::to_string(k);
-                          Model model(self.rank);
-                          sotto_optim* resumed = new_optim(self, json.c_str(), model);
-                          import_into(resumed, SOTTO_STATE_EXACT, blobs[static_cast<size_t>(k)]);
-                          for (int n = k; n < kSteps; ++n) {
-                            draw(model, self.rank, n);
-                            train(resumed);
+  for (const char* settings : {R"({"preset": "co2", "period": 3, "codec": "onebit"})",
+                               R"({"preset": "co2", "period": 3, "warmup_steps": 4,)"
+                               R"( "every_step": "gradients"})"}) {
+    const std::string json =
+        file(R"({"type": "Lamb", "params": {"lr": 0.02}})", settings,
+             R"(, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.02}})");
+    EXPECT_EQ(run_world(2, {},
+                        [&](Member& self) {
+                          constexpr int kSteps = 10;
+                          Model whole(self.rank);
+                          sotto_optim* undisturbed = new_optim(self, json.c_str(), whole);
+                          std::vector<std::vector<char>> blobs;
+                          for (int n = 0; n < kSteps; ++n) {
+                            blobs.push_back(export_of(undisturbed, SOTTO_STATE_EXACT));
+                            draw(whole, self.rank, n);
+                            train(undisturbed);
                           }
-                          expect_same(model, before, from);
-                          sotto_outer* outer = outer_of(resumed);
-                          OK(sotto_outer_flush(outer, nullptr, nullptr));
-                          expect_same(model, whole, from + ", flush");
-                          OK(sotto_outer_destroy(outer));
-                          OK(sotto_optim_destroy(resumed));
-                        }
-                        OK(sotto_outer_destroy(last));
-                        OK(sotto_optim_destroy(undisturbed));
-                      }),
-            "");
+                          const Model before = whole;
+                          sotto_outer* last = outer_of(undisturbed);
+                          OK(sotto_outer_flush(last, nullptr, nullptr));
+                          for (int k = 0; k < kSteps; ++k) {
+                            const std::string from = "from step " + std::to_string(k);
+                            Model model(self.rank);
+                            sotto_optim* resumed = new_optim(self, json.c_str(), model);
+                            import_into(resumed, SOTTO_STATE_EXACT, blobs[static_cast<size_t>(k)]);
+                            for (int n = k; n < kSteps; ++n) {
+                              draw(model, self.rank, n);
+                              train(resumed);
+                            }
+                            expect_same(model, before, from);
+                            sotto_outer* outer = outer_of(resumed);
+                            OK(sotto_outer_flush(outer, nullptr, nullptr));
+                            expect_same(model, whole, from + ", flush");
+                            OK(sotto_outer_destroy(outer));
+                            OK(sotto_optim_destroy(resumed));
+                          }
+                          OK(sotto_outer_destroy(last));
+                          OK(sotto_optim_destroy(undisturbed));
+                        }),
+              "");
+  }
 }
 
 // A rank's state on three ranks: parameters are the anchor on all of them, and they go on alike.
@@ -291,33 +442,39 @@ TEST(CapiOptimOuter, ANanConcernsItsRankAlone) {
 
 // What is announced is what is sent, in the counters of the user's own comm.
 TEST(CapiOptimOuter, BytesAreAnnouncedAndCounted) {
-  const std::string json = file(kAdamW, R"({"preset": "co2", "period": 3, "codec": "onebit"})");
-  EXPECT_EQ(run_world(3, {},
-                      [&](Member& self) {
-                        Model model(self.rank);
-                        sotto_optim* optim = new_optim(self, json.c_str(), model);
-                        const sotto_comm_counters before = counters_of(self);
-                        uint64_t announced = 0;
-                        for (int n = 1; n <= 9; ++n) {
-                          sotto_optim_info info = {};
-                          info.struct_size = sizeof info;
-                          OK(sotto_optim_get_info(optim, &info));
-                          require((info.payload_bytes_next_step != 0) == (n % 3 == 0),
-                                  "bytes are announced for another step");
-                          require(info.state_bytes > 4 * 1037 * 5, "state_bytes lacks the anchor");
-                          announced += info.payload_bytes_next_step;
-                          draw(model, self.rank, n);
-                          train(optim);
-                        }
-                        (void)export_of(optim, SOTTO_STATE_EXACT);  // waits for the average
-                        const sotto_comm_counters after = counters_of(self);
-                        same(after.payload_bytes_sent - before.payload_bytes_sent, announced,
-                             "bytes sent");
-                        same(after.payload_bytes_planned - before.payload_bytes_planned, announced,
-                             "bytes planned");
-                        OK(sotto_optim_destroy(optim));
-                      }),
-            "");
+  for (const int synchronous : {0, 3}) {
+    const std::string json = file(
+        kAdamW,
+        R"({"preset": "co2", "period": 3, "codec": "onebit", "every_step": "gradients", "warmup_steps": )" +
+            std::to_string(synchronous) + "}");
+    EXPECT_EQ(
+        run_world(
+            3, {},
+            [&](Member& self) {
+              Model model(self.rank);
+              sotto_optim* optim = new_optim(self, json.c_str(), model);
+              const sotto_comm_counters before = counters_of(self);
+              uint64_t announced = 0;
+              for (int n = 1; n <= 9; ++n) {
+                sotto_optim_info info = {};
+                info.struct_size = sizeof info;
+                OK(sotto_optim_get_info(optim, &info));
+                require((info.payload_bytes_next_step != 0) == (n <= synchronous || n % 3 == 0),
+                        "bytes are announced for another step");
+                require(info.state_bytes > 4 * 1037 * 5, "state_bytes lacks the anchor");
+                announced += info.payload_bytes_next_step;
+                draw(model, self.rank, n);
+                train(optim);
+              }
+              (void)export_of(optim, SOTTO_STATE_EXACT);  // waits for the average
+              const sotto_comm_counters after = counters_of(self);
+              same(after.payload_bytes_sent - before.payload_bytes_sent, announced, "bytes sent");
+              same(after.payload_bytes_planned - before.payload_bytes_planned, announced,
+                   "bytes planned");
+              OK(sotto_optim_destroy(optim));
+            }),
+        "");
+  }
 }
 
 TEST(CapiOptimOuter, RefusalsNameTheRemedy) {

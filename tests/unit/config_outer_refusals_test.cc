@@ -263,6 +263,16 @@ TEST(ConfigOuterRefuses, OtherPartsOfTheFile) {
                 "gradient_codec": {"type": "int8"}}})"),
             "sotto.gradient_codec: found with sotto.outer, whose inner steps send no gradients; "
             "write it as sotto.outer.codec or leave it out");
+  EXPECT_EQ(
+      error_of_file(R"({"optimizer": {"type": "SGD"}, "sotto": {"gradient_codec": {"type": "int8"},
+                "outer": {"warmup_steps": 3, "every_step": "gradients"}}})"),
+      "sotto.gradient_codec: found with sotto.outer, whose steps before outer steps average "
+      "gradients in full precision; write it as sotto.outer.codec or leave it out");
+  EXPECT_EQ(error_of_file(R"({"optimizer": {"type": "OneBitAdam"}, "sotto": {
+                "outer": {"warmup_steps": 3, "every_step": "gradients"}}})"),
+            "sotto.outer.every_step: found gradients with optimizer.type OneBitAdam, whose "
+            "compressed stage averages momentum in their place, allowed is parameters; or take one "
+            "of SGD, Adam, AdamW, Lamb, Lion");
 }
 
 }  // namespace

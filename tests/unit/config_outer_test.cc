@@ -275,7 +275,6 @@ TEST(ConfigOuter, AFileWithoutTheKeyHasNone) {
 TEST(ConfigOuter, UnsupportedByName) {
   const std::string prefix = "configuration: not supported in this release: ";
   const std::vector<std::pair<const char*, const char*>> cases = {
-      {R"({"every_step": "gradients"})", "outer.every_step gradients (supported is parameters)"},
       {R"({"freshness": 0.5, "codec": "int8"})",
        "outer.freshness 0.5 (supported with a codec is 0)"},
       {R"({"preset": "eager_diloco", "codec": "int8"})",
@@ -300,6 +299,17 @@ TEST(ConfigOuter, UnsupportedByName) {
     if (key["disposition"] == "unsupported") unsupported.insert(key["key"].get<std::string>());
   }
   EXPECT_THAT(unsupported, ElementsAre("sotto.outer.freshness"));
+}
+
+TEST(ConfigOuter, GradientsOfStepsBeforeOuterSteps) {
+  constexpr char kJson[] = R"({"warmup_steps": 3, "every_step": "gradients"})";
+  EXPECT_TRUE(parse(kJson).schedule.averages_gradients());
+  EXPECT_TRUE(check_supported(parse_file(kJson)).ok());
+  // Without such steps there is nothing to average.
+  const OuterConfig none = parse(R"({"every_step": "gradients"})");
+  EXPECT_FALSE(none.schedule.averages_gradients());
+  EXPECT_TRUE(check_supported(none).ok());
+  EXPECT_THAT(none.warnings, ElementsAre(HasSubstr("outer.every_step: no effect: it acts before")));
 }
 
 // ---- warnings
