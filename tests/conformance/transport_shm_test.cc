@@ -1,15 +1,22 @@
 // Shared memory inside a host: the suite, and pairs that cannot have it.
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "core/base/log.h"
 #include "tests/conformance/transport_suite.h"
+#include "tests/support/calls.h"
+#include "tests/support/core_ranks.h"
 #include "tests/support/joined_backend.h"
 #include "transports/shm/shm_backend.h"
 #include "transports/tcp/tcp_backend.h"
 
 namespace sotto::test {
 namespace {
+
+Result<shm::Segment> refuse_memory(const shm::Descriptor& /*memory*/, uint64_t /*bytes*/) {
+  return error(Code::kTransport, "the test forbids it");
+}
 
 TransportCase over(const char* name, uint64_t ring_bytes,
                    const std::function<void(ShmOptions&)>& change = {}) {
@@ -47,12 +54,8 @@ TEST(ShmSetUp, APairThatCannotMapTheMemoryIsNotLinked) {
       },
       &said);
   const TransportCase works = over("shm", 65536);
-  const TransportCase cannot = over("shm", 65536, [](ShmOptions& options) {
-    options.handover.map = [](const shm::Descriptor& memory, uint64_t bytes) {
-      (void)memory, (void)bytes;
-      return Result<shm::Segment>(error(Code::kTransport, "the test forbids it"));
-    };
-  });
+  const TransportCase cannot =
+      over("shm", 65536, [](ShmOptions& options) { options.handover.map = refuse_memory; });
   IdBoard board(3);
   EXPECT_EQ(run_ranks(3,
                       [&](int rank) {
@@ -74,6 +77,35 @@ TEST(ShmSetUp, APairThatCannotMapTheMemoryIsNotLinked) {
   set_log(nullptr, nullptr);
   EXPECT_EQ(said, std::vector<std::string>{"ranks 0 and 1 of one host have no shared memory: the "
                                            "test forbids it"});
+}
+
+// The same in a comm: that pair goes by TCP, and results are those of any other comm.
+TEST(ShmSetUp, APairWithoutSharedMemoryGoesByTcp) {
+  set_log([](void*, int32_t, const char*) {}, nullptr);
+  WorldOptions world = world_of("shm", 3);
+  world.wrap_backends = [](int32_t rank, BackendFactories* backends) {
+    if (rank != 1) return;
+    backends->at("shm").make = [](const Params& params) {
+      ShmOptions options = shm_options(params, shm::Params());
+      options.handover.map = refuse_memory;
+      return make_shm_backend(options);
+    };
+  };
+  const Status status = run_world(world, [](const std::shared_ptr<Comm>& comm) -> Status {
+    std::vector<float> data(200'000, static_cast<float>(1 << comm->rank()));
+    SOTTO_TRY(all_reduce(comm, data));
+    if (data != std::vector<float>(data.size(), 7.0f)) return error(Code::kInternal, "wrong sum");
+    const auto report = nlohmann::json::parse(comm->report_json("routes"));
+    for (const auto& peer : report["peers"]) {
+      const std::string route = peer["route"];
+      const bool near = comm->rank() + peer["rank"].get<int32_t>() != 1;  // not ranks 0 and 1
+      if (!route.starts_with(near ? "shm pid " : "tcp "))
+        return error(Code::kInternal, "rank {}: {}", comm->rank(), route);
+    }
+    return ok_status();
+  });
+  set_log(nullptr, nullptr);
+  EXPECT_EQ(status.text(), "");
 }
 
 }  // namespace
