@@ -19,6 +19,7 @@
 #include "transports/nccl/nccl_backend.h"
 #endif
 #include "transports/nccl/params.h"
+#include "transports/shm/shm_backend.h"
 #include "transports/tcp/caps.h"
 #include "transports/tcp/tcp_backend.h"
 
@@ -67,6 +68,11 @@ BackendFactory bring_tcp(ParamReader& reader) {
   return {
       .make = [own](const Params& common) { return make_tcp_backend(tcp_options(common, own)); },
       .alone = own.rate_limit_mbit > 0};  // the rate is one of sockets
+}
+BackendFactory bring_shm(ParamReader& reader) {
+  const auto own = reader.read<shm::Params>();
+  return {
+      .make = [own](const Params& common) { return make_shm_backend(shm_options(common, own)); }};
 }
 BackendFactory bring_nccl(ParamReader& reader) {
   const auto own = reader.read<nccl::Params>();

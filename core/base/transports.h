@@ -6,8 +6,9 @@
 
 namespace sotto {
 
-// The ranks that a transport connects: threads of one process, or ranks anywhere.
-enum class Reach : uint8_t { kProcess, kNetwork };
+// The ranks that a transport connects: threads of one process, processes of one host, or ranks
+// anywhere.
+enum class Reach : uint8_t { kProcess, kHost, kNetwork };
 
 // A row of the table, whose words are explained there.
 struct TransportRow {

@@ -60,6 +60,11 @@ bool Context::alone(const std::string& transport) const {
   return factory != options_.backends.end() && factory->second.alone;
 }
 
+Reach Context::reach(const std::string& transport) const {
+  const auto factory = options_.backends.find(transport);
+  return factory == options_.backends.end() ? Reach::kNetwork : factory->second.transport.reach;
+}
+
 Result<Backend*> Context::rendezvous(const std::string& transport) {
   const auto factory = options_.backends.find(transport);
   const bool known = factory != options_.backends.end();

@@ -1,9 +1,11 @@
 // How a root comm comes to be: rendezvous, agreement, connections.
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "core/base/hash.h"
 #include "core/base/host.h"
+#include "core/base/log.h"
 #include "core/group/comm.h"
 #include "core/group/hosts.h"
 #include "core/group/launcher.h"
@@ -248,13 +250,35 @@ Status add_link(const RootSetup& setup, Backend& backend, std::span<const int32_
   return ok_status();
 }
 
+// Ranks of one host are linked inside it where the transport can, all others by the transport of
+// its rendezvous.
+Status link_hosts(const RootSetup& setup, Backend& inside, RootComm& root, Driver& driver) {
+  ControlPlane& control = *root.channel->control();
+  SOTTO_ASSIGN(Backend* const between, root.context->rendezvous(setup.transport));
+  const uint64_t host = root.hosts[static_cast<size_t>(control.rank())];
+  std::vector<int32_t> here, elsewhere;
+  for (const int32_t rank : all_ranks(control)) {
+    if (root.hosts[static_cast<size_t>(rank)] == host) here.push_back(rank);
+  }
+  SOTTO_ASSIGN(std::unique_ptr<Transport> transport,
+               inside.connect(control, here, *root.channel, driver, setup.request.deadline));
+  std::erase_if(here, [&](int32_t rank) { return !transport->reaches(rank); });
+  std::ranges::set_difference(all_ranks(control), here, std::back_inserter(elsewhere));
+  root.channel->attach(std::move(transport), here);
+  log(LogLevel::kInfo, "rank {}: {} links it with {} ranks of its host, {} with {} other ranks",
+      control.rank(), inside.name(), here.size() - 1, between->name(), elsewhere.size());
+  return add_link(setup, *between, elsewhere, root, driver);
+}
+
 // Ranks of one place are linked inside it, the others by the transport of the group. All ranks make
 // the same links, also where they have no peers.
 Status connect(const RootSetup& setup, void* native_comm, RootComm& root, Driver& driver) {
   const ControlPlane& control = *root.channel->control();
   SOTTO_ASSIGN(Backend* const backend, root.context->backend(setup.transport));
   if (native_comm != nullptr) SOTTO_TRY(backend->adopt(native_comm));
-  if (!any_share_a_place(setup.places)) {
+  if (root.context->reach(setup.transport) == Reach::kHost) {
+    SOTTO_TRY(link_hosts(setup, *backend, root, driver));
+  } else if (!any_share_a_place(setup.places)) {
     SOTTO_TRY(add_link(setup, *backend, all_ranks(control), root, driver));
   } else {
     SOTTO_ASSIGN(const std::string near, root.context->auto_transport(Reach::kProcess));

@@ -245,6 +245,12 @@ class Transport {
   // touched any more. Used only when the root comm has failed; messages may be left half sent.
   virtual void cancel(const OpDescriptor& op) = 0;
 
+  // Whether the pair is linked. A transport inside a host may leave out peers of its connect, on
+  // both sides alike.
+  virtual bool reaches(int32_t peer) const {
+    (void)peer;
+    return true;
+  }
   // One line per peer for reports: "tcp 127.0.0.1:4242".
   virtual std::string route(int32_t peer) const = 0;
   // Counters per comm epoch and peer. Threads: any.

@@ -9,6 +9,7 @@
 #include "tests/emulation/async_device/async_device.h"
 #include "tests/support/ordered_transport.h"
 #include "transports/inproc/inproc_backend.h"
+#include "transports/shm/shm_backend.h"
 #include "transports/tcp/tcp_backend.h"
 
 namespace sotto::test {
@@ -66,6 +67,9 @@ BackendFactories standard_backends(const tcp::Params& own) {
   BackendFactories backends;
   backends["inproc"] = {[](const Params&) { return make_inproc_backend(Clock::monotonic()); },
                         transport_row("inproc")};
+  backends["shm"] = {
+      [](const Params& common) { return make_shm_backend(shm_options(common, shm::Params())); },
+      transport_row("shm")};
   backends["tcp"] = {
       [own](const Params& common) { return make_tcp_backend(tcp_options(common, own)); },
       transport_row("tcp")};

@@ -32,7 +32,7 @@ struct WorldOptions {
 Status run_world(const WorldOptions& options,
                  const std::function<Status(const std::shared_ptr<Comm>&)>& body);
 
-// inproc and tcp.
+// inproc, shm and tcp.
 BackendFactories standard_backends(const tcp::Params& own = {});
 // What makes a backend, changed so that its ranks are in this place (Backend::place).
 std::function<Result<std::unique_ptr<Backend>>(const Params&)> placed(

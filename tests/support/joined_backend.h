@@ -13,9 +13,21 @@ class JoinedBackend final : public Backend, private Poller {
  public:
   JoinedBackend(std::unique_ptr<Backend> rendezvous, std::unique_ptr<Backend> transport)
       : rendezvous_(std::move(rendezvous)), transport_(std::move(transport)) {
-    transport_->poller().forward_wakes(&rendezvous_->poller());
+    Poller& messages = transport_->poller();
+    if (messages.descriptor() < 0) {
+      messages.forward_wakes(&rendezvous_->poller());
+    } else {
+      rendezvous_->poller().watch(messages.descriptor(), true);
+    }
   }
-  ~JoinedBackend() override { transport_->poller().forward_wakes(nullptr); }
+  ~JoinedBackend() override {
+    Poller& messages = transport_->poller();
+    if (messages.descriptor() < 0) {
+      messages.forward_wakes(nullptr);
+    } else {
+      rendezvous_->poller().watch(messages.descriptor(), false);
+    }
+  }
 
   const char* name() const override { return transport_->name(); }
   Poller& poller() override { return *this; }
@@ -35,6 +47,7 @@ class JoinedBackend final : public Backend, private Poller {
   bool poll(int64_t wait_us) override {
     Poller& messages = transport_->poller();
     bool ran = messages.poll(0);
+    if (!ran && wait_us > 0 && !messages.arm()) wait_us = 0;
     ran |= rendezvous_->poller().poll(ran ? 0 : std::min(wait_us, messages.poll_interval_us()));
     return messages.poll(0) || ran;
   }

@@ -8,6 +8,7 @@
 
 #include "core/base/text.h"
 #include "transports/nccl/params.h"
+#include "transports/shm/params.h"
 #include "transports/tcp/params.h"
 
 namespace sotto {
@@ -47,6 +48,7 @@ struct Read {
   ParamReader reader;
   const Params common = reader.read<Params>();
   const nccl::Params nccl = reader.read<nccl::Params>();
+  const shm::Params shm = reader.read<shm::Params>();
   const tcp::Params tcp = reader.read<tcp::Params>();
 };
 
@@ -81,6 +83,7 @@ TEST(Params, DefaultsOfAnEmptyEnvironment) {
   EXPECT_EQ(p.tcp.receive_buffer_bytes, 0);
   EXPECT_EQ(p.tcp.congestion_control, "");
   EXPECT_EQ(p.nccl.nccl_library, "");
+  EXPECT_EQ(p.shm.shm_ring_bytes, 262144);
   EXPECT_EQ(p.nccl.nccl_native, "exact");
   EXPECT_THAT(p.reader.warnings(), IsEmpty());
   EXPECT_THAT(p.from_env(), IsEmpty());
@@ -115,6 +118,7 @@ TEST(Params, EveryVariableReachesItsField) {
                        {"SOTTO_RECEIVE_BUFFER_BYTES", "2"},
                        {"SOTTO_CONGESTION_CONTROL", "bbr"},
                        {"SOTTO_NCCL_LIBRARY", "/lib/libnccl.so.2"},
+                       {"SOTTO_SHM_RING_BYTES", "65536"},
                        {"SOTTO_NCCL_NATIVE", "all"}});
   ASSERT_TRUE(p.reader.status().ok()) << p.reader.status().text();
   EXPECT_EQ(p.common.log, "trace");
@@ -132,6 +136,7 @@ TEST(Params, EveryVariableReachesItsField) {
   EXPECT_EQ(p.common.world_size, 4);
   EXPECT_EQ(p.common.local_rank, 1);
   EXPECT_EQ(p.common.local_size, 2);
+  EXPECT_EQ(p.shm.shm_ring_bytes, 65536);
   EXPECT_EQ(p.common.host_id, "rack 1, node 7");
   EXPECT_EQ(p.common.heartbeat_ms, 250);
   EXPECT_EQ(p.common.silence_limit_ms, 500);
@@ -146,7 +151,7 @@ TEST(Params, EveryVariableReachesItsField) {
   EXPECT_EQ(p.tcp.congestion_control, "bbr");
   EXPECT_EQ(p.nccl.nccl_library, "/lib/libnccl.so.2");
   EXPECT_EQ(p.nccl.nccl_native, "all");
-  EXPECT_EQ(p.from_env().size(), 29u);
+  EXPECT_EQ(p.from_env().size(), 30u);
 }
 
 TEST(Params, EmptyValueCountsAsUnset) {
@@ -197,6 +202,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadValue{"SOTTO_SILENCE_LIMIT_MS", "-1", "0 or a whole number from 100 to 3600000"},
         BadValue{"SOTTO_SILENCE_LIMIT_MS", "0.5", "0 or a whole number from 100 to 3600000"},
         BadValue{"SOTTO_SILENCE_LIMIT_MS", "3600001", "0 or a whole number from 100 to 3600000"},
+        BadValue{"SOTTO_SHM_RING_BYTES", "4096", "a whole number from 16384 to 268435456"},
         BadValue{"SOTTO_TCP_USER_TIMEOUT_MS", "50", "0 or a whole number from 100 to 3600000"},
         BadValue{"SOTTO_CONNECTIONS", "0", "a whole number from 1 to 64"},
         BadValue{"SOTTO_NCCL_NATIVE", "some", "one of off|exact|all"},
@@ -250,7 +256,7 @@ TEST(Params, ListingIsJsonWithSourceAndEscapes) {
   const Read p = read({{"SOTTO_LISTEN", "a\"b\\c"}, {"SOTTO_RATE_LIMIT_MBIT", "0.5"}});
   ASSERT_TRUE(p.reader.status().ok()) << p.reader.status().text();
   const auto json = nlohmann::json::parse(p.reader.to_json());
-  ASSERT_EQ(json.size(), 32u);
+  ASSERT_EQ(json.size(), 33u);
   std::map<std::string, nlohmann::json> rows;
   for (const auto& row : json) rows[row["name"]] = row;
   EXPECT_EQ(rows["SOTTO_LISTEN"]["value"], "a\"b\\c");

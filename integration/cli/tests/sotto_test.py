@@ -28,7 +28,7 @@ class Info(unittest.TestCase):
     def test_text(self):
         done = sotto("info", env={**os.environ, "SOTTO_SPIN_US": "77"})
         self.assertEqual(done.returncode, 0, done.stderr)
-        for word in ("version", "ABI", "cpu", "inproc, tcp", "onebit", "OneBitLamb", "scalar"):
+        for word in ("version", "ABI", "cpu", "inproc, shm, tcp", "onebit", "OneBitLamb", "scalar"):
             self.assertIn(word, done.stdout)
         # A variable that is set is marked and has its value.
         line = [line for line in done.stdout.splitlines() if "SOTTO_SPIN_US" in line]

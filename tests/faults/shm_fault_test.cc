@@ -1,0 +1,163 @@
+// Ranks as processes of one host that share memory: results, routes between hosts that the test
+// names, and a rank that is killed or stopped.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <nlohmann/json.hpp>
+
+#include "core/base/hash.h"
+#include "core/cpu/cpu_device.h"
+#include "tests/support/calls.h"
+#include "tests/support/core_ranks.h"
+#include "tests/support/kill_campaign.h"
+#include "tests/support/processes.h"
+#include "tests/support/temp_dir.h"
+
+namespace sotto::test {
+namespace {
+
+constexpr size_t kElements = 300'001;
+
+// Numbers whose sum depends on the order of its terms.
+std::vector<float> numbers_of(int rank) {
+  std::vector<float> numbers(kElements);
+  uint32_t state = static_cast<uint32_t>(rank) + 1;
+  for (float& number : numbers) {
+    state = state * 1664525u + 1013904223u;
+    number = static_cast<float>(state >> 8) * 1e-5f;
+  }
+  return numbers;
+}
+
+std::string routes_of(const Comm& comm) {
+  std::string text = std::string(comm.transport());
+  const auto report = nlohmann::json::parse(comm.report_json("routes"));
+  for (const auto& peer : report["peers"]) {
+    const std::string route = peer["route"];
+    text += fmt::format(" {}:{}", int32_t{peer["rank"]}, route.substr(0, route.find(' ')));
+  }
+  return text;
+}
+
+std::shared_ptr<Comm> meet(const ProcessRank& self, const nlohmann::json& task) {
+  ContextOptions options;
+  options.params.transport = task["transport"];
+  options.params.host_id = task["hosts"][static_cast<size_t>(self.rank)];
+  options.params.heartbeat_ms = 100;
+  options.params.silence_limit_ms = task["silence_limit_ms"];
+  options.environment = process_environment();
+  options.device = std::make_shared<CpuDevice>(1, SimdLevel::kAuto);
+  options.backends = standard_backends();
+  const auto context = std::make_shared<Context>(std::move(options));
+  CommConfig config;
+  config.rank = self.rank;
+  config.size = self.size;
+  config.timeout_us = kSanitized ? 120'000'000 : 60'000'000;
+  const std::string path = task["id"];
+  UniqueId id{};
+  if (self.rank == 0) {
+    id = check(context->make_unique_id());
+    publish(path, id.data(), id.size());
+  } else if (!await_published(path, id.data(), id.size(), 60'000)) {
+    throw std::runtime_error("no id");
+  }
+  config.id = id;
+  return check(Comm::create(context, config));
+}
+
+SOTTO_RANK_MAIN(shm_fault) {
+  const auto task = nlohmann::json::parse(self.argument);
+  const std::shared_ptr<Comm> comm = meet(self, task);
+  std::vector<float> data = numbers_of(self.rank);
+  check(all_reduce(comm, data));
+  self.say(fmt::format("{:016x}", hash64(data.data(), data.size() * sizeof(float))));
+  self.say(routes_of(*comm));
+  if (!task["until_failure"]) {
+    check(comm->barrier());
+    return 0;
+  }
+  self.at("working");
+  Status status;
+  while (status.ok()) {
+    std::fill(data.begin(), data.end(), 1.0f);
+    status = all_reduce(comm, data);
+  }
+  self.say(fmt::format("{}: {}", code_name(status.code()), status.text()));
+  return 0;
+}
+
+struct Task {
+  std::string transport = "shm";
+  std::vector<std::string> hosts;
+  bool until_failure = false;
+  int silence_limit_ms = 0;
+  std::string text(const TempDir& folder) const {
+    return nlohmann::json{{"id", folder.path() + "/id"},
+                          {"transport", transport},
+                          {"hosts", hosts},
+                          {"until_failure", until_failure},
+                          {"silence_limit_ms", silence_limit_ms}}
+        .dump();
+  }
+};
+
+// Two hosts of two ranks each.
+TEST(Shm, InsideAHostSharedMemoryBetweenHostsTcpAndTheBitsOfTcp) {
+  const Task task{.hosts = {"a", "a", "b", "b"}};
+  const TempDir folder, other;
+  Processes ranks("shm_fault", 4, {.argument = task.text(folder)});
+  Processes sockets("shm_fault", 4,
+                    {.argument = Task{.transport = "tcp", .hosts = task.hosts}.text(other)});
+  for (const int rank : {0, 1, 2, 3}) EXPECT_EQ(ranks.message(rank), sockets.message(rank));
+  EXPECT_EQ(ranks.message(0), "shm 1:shm 2:tcp 3:tcp");
+  EXPECT_EQ(ranks.message(1), "shm 0:shm 2:tcp 3:tcp");
+  EXPECT_EQ(ranks.message(2), "shm 0:tcp 1:tcp 3:shm");
+  EXPECT_EQ(ranks.message(3), "shm 0:tcp 1:tcp 2:shm");
+  EXPECT_EQ(sockets.message(0), "tcp 1:tcp 2:tcp 3:tcp");
+  ranks.wait_all();
+  sockets.wait_all();
+  EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
+  EXPECT_EQ(ranks.prefixed_output(), "");
+}
+
+// The coordinator, and another rank.
+TEST(ShmFault, SurvivorsOfAKilledRankNameIt) {
+  for (const int lost : {0, 2}) {
+    const TempDir folder;
+    Processes ranks("shm_fault", 3,
+                    {.argument = Task{.hosts = {"", "", ""}, .until_failure = true}.text(folder)});
+    for (const int rank : {0, 1, 2}) ranks.await(rank, "working");
+    ranks.kill(lost, SIGKILL);
+    for (const int rank : {0, 1, 2}) {
+      if (rank == lost) continue;
+      ranks.message(rank);
+      ranks.message(rank);
+      const std::string text = ranks.message(rank);
+      EXPECT_TRUE(text.starts_with("PEER_LOST: ")) << text;
+      EXPECT_NE(text.find(fmt::format("rank {}", lost)), std::string::npos) << text;
+    }
+    ranks.wait_all();
+    EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
+  }
+}
+
+TEST(ShmFault, AStoppedRankIsFoundByItsSilence) {
+  const TempDir folder;
+  const Task task{.hosts = {"", "", ""}, .until_failure = true, .silence_limit_ms = 1000};
+  Processes ranks("shm_fault", 3, {.argument = task.text(folder)});
+  for (const int rank : {0, 1, 2}) ranks.await(rank, "working");
+  ranks.kill(1, SIGSTOP);
+  for (const int rank : {0, 2}) {
+    ranks.message(rank);
+    ranks.message(rank);
+    const std::string text = ranks.message(rank);
+    EXPECT_NE(text.find("rank 1"), std::string::npos) << text;
+    EXPECT_FALSE(text.starts_with("OK")) << text;
+  }
+  ranks.kill(1, SIGKILL);
+  ranks.wait_all();
+  EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
+}
+
+}  // namespace
+}  // namespace sotto::test
