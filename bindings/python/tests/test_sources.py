@@ -29,7 +29,9 @@ def run_module(name, *arguments):
 
 def test_types(tmp_path):
     """Strictly typed; what is for PyTorch needs PyTorch's types."""
-    without = [] if importlib.util.find_spec("torch") else ["--exclude", "src/sotto/torch/"]
+    without = (
+        [] if importlib.util.find_spec("torch") else ["--exclude", "src/sotto/(_frameworks/)?torch"]
+    )
     run_module("mypy", "--cache-dir", str(tmp_path), *without)
 
 
