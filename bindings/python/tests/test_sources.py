@@ -11,7 +11,12 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 PACKAGE = HERE.parent
-STYLED = (".", "../../integration/deepspeed/tests", "../../integration/torch")
+STYLED = (
+    ".",
+    "../../integration/deepspeed/tests",
+    "../../integration/torch",
+    "../../integration/jax",
+)
 
 
 def run_module(name, *arguments):

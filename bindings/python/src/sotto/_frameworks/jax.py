@@ -15,6 +15,26 @@ from .base import Framework
 PLATFORMS = ("cpu", "gpu")  # as arrays name them; "gpu" is CUDA or ROCm, which DLPack tells apart
 
 
+class Fresh:
+    """Memory on a device for a result: an array that the program gets when it has been written."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, sharding: Any) -> None:
+        self.array = jax.numpy.zeros(shape, dtype, device=sharding)
+
+
+def check_values(x: Any, what: str) -> None:
+    """Errors: InvalidArgumentError (an array of JAX that has no values: traced, deleted)."""
+    if isinstance(x, jax.core.Tracer):
+        raise InvalidArgumentError(
+            f"{what} is traced by a transformation of JAX (jit, grad, vmap, ...), where it has "
+            "no values; call sotto between jitted functions, not inside one"
+        )
+    if x.is_deleted():
+        raise InvalidArgumentError(
+            f"{what} is deleted: it was donated to a jitted function, or delete() was called"
+        )
+
+
 class Jax(Framework):
     """Arrays of one device each; JAX shows neither its streams nor its ranks."""
 
@@ -24,17 +44,11 @@ class Jax(Framework):
         Host memory: returns when JAX has computed the array. CUDA: JAX makes the current stream
         wait for that, as DLPack asks of it.
         """
+        if isinstance(x, Fresh):
+            return view_of_dlpack(x.array, what, stream_on=current_stream)._replace(writable=True)
         if not isinstance(x, jax.Array):
             return None
-        if isinstance(x, jax.core.Tracer):
-            raise InvalidArgumentError(
-                f"{what} is traced by a transformation of JAX (jit, grad, vmap, ...), where it has "
-                "no values; call sotto between jitted functions, not inside one"
-            )
-        if x.is_deleted():
-            raise InvalidArgumentError(
-                f"{what} is deleted: it was donated to a jitted function, or delete() was called"
-            )
+        check_values(x, what)
         dtype_code(str(x.dtype), what)
         devices = x.devices()
         if len(devices) != 1:
