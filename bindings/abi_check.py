@@ -238,6 +238,87 @@ class Rust:
         return kind or "void"
 
 
+# ---- Julia --------------------------------------------------------------------------------------------------------------------
+
+
+class Julia:
+    """bindings/julia/src/abi.jl: constants, type aliases, handles, structs and @c_function, as text. Callbacks are Ptr{Cvoid}."""
+
+    NUMBERS = {"int8_t": "Int8", "uint8_t": "UInt8", "int32_t": "Int32", "uint32_t": "UInt32", "int64_t": "Int64",
+               "uint64_t": "UInt64", "double": "Float64", "float": "Float32", "char": "UInt8", "void": "Cvoid"}
+    BYTES = {"Int8": 1, "UInt8": 1, "Int32": 4, "UInt32": 4, "Int64": 8, "UInt64": 8, "Float64": 8, "Float32": 4,
+             "Cstring": POINTER_BYTES}
+
+    CONSTANT = re.compile(r"^const (SOTTO_\w+) = (-?\w+)$", re.M)
+    ALIAS = re.compile(r"^const (sotto_\w+) = (\S+)$", re.M)
+    HANDLE = re.compile(r"^mutable struct (sotto_\w+) end$", re.M)
+    STRUCT = re.compile(r"^struct (sotto_\w+)\n(.*?)^end$", re.M | re.S)
+    FIELD = re.compile(r"^    (\w+)::(.+)$", re.M)
+    FUNCTION = re.compile(r"^@c_function (\w+)\(([^)]*)\)::(\S+)$", re.M)
+
+    def __init__(self, path, snapshot):
+        self.snapshot = snapshot
+        self.text = re.sub(r"^#.*", "", path.read_text(encoding="utf-8"), flags=re.M)
+
+    def declared(self):
+        found = Declared({name: int(value, 0) for name, value in self.CONSTANT.findall(self.text)})
+        found.typedefs = dict(self.ALIAS.findall(self.text))
+        found.handles = self.HANDLE.findall(self.text)
+        for name, block in self.STRUCT.findall(self.text):
+            found.structs[name] = lay_out(self.FIELD.findall(block), lambda kind: self._extent(kind, found))
+        for name, block, result in self.FUNCTION.findall(self.text):
+            pairs = [argument.split("::", 1) for argument in re.split(r",\s*", block.strip()) if argument]
+            found.functions[name] = result, [(argument.rstrip("_"), kind) for argument, kind in pairs]
+        return found
+
+    def _extent(self, kind, found):
+        """(size, alignment) of a type."""
+        kind = found.typedefs.get(kind, kind)
+        array = re.fullmatch(r"NTuple\{(\d+), (\w+)\}", kind)
+        if array:
+            size, align = self._extent(array[2], found)
+            return size * int(array[1]), align
+        if kind.startswith("Ptr{"):
+            return POINTER_BYTES, POINTER_BYTES
+        if kind in found.structs:
+            return found.structs[kind].size, found.structs[kind].align
+        size = self.BYTES.get(kind, 0)
+        return size, max(1, size)
+
+    def typedef(self, name):
+        """The type that a typedef of C has to be."""
+        text = self.snapshot["typedefs"][name]
+        return self.argument(text) if callback_of(text) is None else "Ptr{Cvoid}"
+
+    def argument(self, text):
+        """The type that an argument, a result or a field has to be. Text that is passed in, `const char *`, is Cstring."""
+        array = re.fullmatch(r"(\w+)\[(\d+)\]", text.strip())
+        if array:
+            return f"NTuple{{{array[2]}, {self.argument(array[1])}}}"
+        plain = text.replace(" ", "")
+        text_pointer = re.fullmatch(r"constchar\*(\**)", plain)
+        kind, pointers = re.fullmatch(r"(\w+)(\**)", re.sub(r"\bconst\b|\s", "", text)).groups()
+        kind, pointers = ("Cstring", text_pointer[1]) if text_pointer else (self._name(kind), pointers)
+        for _ in pointers:
+            kind = f"Ptr{{{kind}}}"
+        return kind
+
+    def _name(self, name):
+        if name in self.NUMBERS:
+            return self.NUMBERS[name]
+        if any(name in self.snapshot[part] for part in ("typedefs", "structs", "handles")):
+            return name
+        raise UnknownType(name)
+
+    @staticmethod
+    def same(declared, wanted):
+        return declared == wanted
+
+    @staticmethod
+    def show(kind):
+        return kind
+
+
 def lay_out(fields, extent):
     """A struct as C lays it out. fields: (name, type); extent(type): (size, alignment)."""
     places, end, widest = {}, 0, 1
@@ -265,6 +346,7 @@ class Language:
 LANGUAGES = {
     "python": Language("Python", ROOT / "bindings/python/src/sotto/_abi.py", CTypes),
     "rust": Language("Rust", ROOT / "bindings/rust/sotto-sys/src", Rust),
+    "julia": Language("Julia", ROOT / "bindings/julia/src/abi.jl", Julia),
 }
 
 

@@ -4,7 +4,7 @@ set -euo pipefail
 # shellcheck source=integration/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../integration/common.sh"
 
-# What runs under which sanitizer. Labels are the folders of tests/, cli, python (bindings/python) and rust (bindings/rust). Cases labelled no_sanitizer measure time or
+# What runs under which sanitizer. Labels are the folders of tests/, cli, python (bindings/python), rust (bindings/rust) and julia (bindings/julia). Cases labelled no_sanitizer measure time or
 # start programs that are not ours.
 ASAN_LABELS='^(unit|conformance|ranks|cpp|faults|fuzz|cli|emulation/(cuda|nccl|simt)|kernels_emulated|cuda_device|cuda|nccl)$'
 TSAN_LABELS='^(unit|conformance|ranks|faults|emulation/(cuda|simt)|kernels_emulated)$'
@@ -32,7 +32,7 @@ UndefinedBehaviorSanitizer (asan), and with ThreadSanitizer (tsan).
                    sanitizers, of which the other runs have a selection
   --label REGEX    only tests whose label matches: unit, conformance, ranks, cpp, faults, fuzz, abi, golden, cli,
                    emulation/async_device, emulation/cuda, emulation/nccl, emulation/simt, support,
-                   kernels_emulated, cuda_device, cuda, nccl, lint, model, python, rust, readme, report, scripts,
+                   kernels_emulated, cuda_device, cuda, nccl, lint, model, python, rust, julia, readme, report, scripts,
                    perf
   --tidy           something else: clang-tidy over the production sources, with the checks in .clang-tidy; no test
   --fresh          configure the build folders anew

@@ -11,7 +11,7 @@ usage: run_cargo.py test|trainer|link|lint|package TARGET_FOLDER
   package  what cargo package takes is complete
 
 Exit code: 0, 1, or 5 where something is not installed; the reason is printed. SOTTO_LIBRARY names the library,
-RUST_TESTS_SOTTO_RUN sotto-run, RUST_TESTS_C_TRAINER and RUST_TESTS_RECORDER the C trainer and what records its gradients.
+BINDINGS_SOTTO_RUN sotto-run, BINDINGS_C_TRAINER and BINDINGS_RECORDER the C trainer and what records its gradients.
 """
 
 import json
@@ -25,12 +25,11 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-SKIPPED = 5
+sys.path.insert(0, str(HERE.parent / "tests"))
+
+from recorded import SKIPPED, LeftOut, launched, of_build, same_as_c_trainer  # noqa: E402
+
 RANKS = 4
-
-
-class LeftOut(Exception):
-    """Something that is needed is not installed."""
 
 
 class Cargo:
@@ -76,14 +75,6 @@ def cargos():
     return sorted(found, key=lambda cargo: cargo.version)
 
 
-def of_build(name):
-    value = os.environ.get(name)
-    if not value:
-        raise LeftOut(f"{name} is not set: this build does not make what it names")
-    assert Path(value).exists(), f"{name} is {value}, which is not there"
-    return value
-
-
 def project_version():
     return re.search(r"project\(sotto VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text(encoding="utf-8"))[1]
 
@@ -106,15 +97,6 @@ def example(cargo, name, *words, **more):
     return built(cargo, "-p", "sotto", "--example", name, *words, **more)
 
 
-def launched(*words, **more):
-    """What ranks have said; they have to end well."""
-    command = [of_build("RUST_TESTS_SOTTO_RUN"), "-n", str(RANKS), "--timeout", "300", "--", *map(str, words)]
-    environment = {**os.environ, "SOTTO_CPU_THREADS": "1", **more}
-    run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=400)
-    print(run.stdout, end="")
-    return run.stdout
-
-
 def readme():
     """The example of README.md, as a program of its own."""
     source = re.search(r"^```rust,no_run\n(.*?)^```", (HERE / "README.md").read_text(encoding="utf-8"), re.M | re.S)[1]
@@ -131,34 +113,16 @@ sotto = {{ path = "{HERE}/sotto" }}
 debug = false
 """
         (Path(folder) / "Cargo.toml").write_text(manifest, encoding="utf-8")
-        launched(built(cargos()[0], folder=folder))
-
-
-def hash_of(text):
-    return re.search(r"params_hash\W+([0-9a-f]{16})\b", text)[1]
+        launched(RANKS, built(cargos()[0], folder=folder))
 
 
 def trainer():
     readme()
     program = example(cargos()[0], "trainer")
-    config = json.loads((ROOT / "integration/configs/onebit_lamb.json").read_text(encoding="utf-8"))
-    said = launched(program, ROOT / "integration/configs/onebit_lamb.json")
+    said = launched(RANKS, program, ROOT / "integration/configs/onebit_lamb.json")
     assert "900 steps, stage 1" in said, "the compressed stage was not reached"
-    c_trainer, recorder = of_build("RUST_TESTS_C_TRAINER"), of_build("RUST_TESTS_RECORDER")
-    config["optimizer"]["params"]["freeze_step"] = 6  # both stages in a few steps
     with tempfile.TemporaryDirectory() as folder:
-        recorded, summary = Path(folder) / "recorded", Path(folder) / "summary.json"
-        frozen, text = Path(folder) / "config.json", Path(folder) / "text"
-        frozen.write_text(json.dumps(config), encoding="utf-8")
-        text.write_text("".join(f"{n * n} of {n % 97}\n" for n in range(180_000)), encoding="utf-8")
-        small = "--width 32 --layers 2 --heads 2 --mlp 64 --eval-sequences 32 --steps 12 --progress off".split()
-        launched("env", f"LD_PRELOAD={recorder}", f"RECORD_GRADIENTS={recorded}", c_trainer, "--config", frozen, *small,
-                 "--data", text, "--summary", summary)
-        wanted = hash_of(summary.read_text(encoding="utf-8"))
-        said = launched(program, frozen, recorded)
-    assert "12 steps, stage 1" in said, said
-    assert hash_of(said) == wanted, f"the C trainer has {wanted}"
-    print(f"the C trainer and the crates' have the same parameters: {wanted}")
+        same_as_c_trainer(RANKS, Path(folder), program)
 
 
 def link():

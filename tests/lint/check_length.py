@@ -16,7 +16,7 @@ FUNCTION_LIMIT = 100
 KERNEL_LIMIT = 150
 KERNEL_ROOMS = ("core/cpu/", "cuda/")
 PUBLIC_HEADER = "sotto.h"
-TEXT_SUFFIXES = C_SUFFIXES | {".py", ".sh"}
+TEXT_SUFFIXES = C_SUFFIXES | {".py", ".sh", ".rs", ".jl"}
 
 
 def long_files(root, files):

@@ -11,6 +11,7 @@ from ranks import ROOT
 CHECK = ROOT / "bindings/abi_check.py"
 PYTHON = ROOT / "bindings/python/src/sotto/_abi.py"
 RUST = ROOT / "bindings/rust/sotto-sys/src"
+JULIA = ROOT / "bindings/julia/src/abi.jl"
 SNAPSHOT = ROOT / "capi/abi/sotto.abi.json"
 
 
@@ -25,7 +26,7 @@ def test_all_bindings_are_in_step():
     code, text = check()
     assert code == 0, text
     lines = text.splitlines()
-    assert {"Python", "Rust"} <= {line.split(":")[0] for line in lines}
+    assert {"Python", "Rust", "Julia"} <= {line.split(":")[0] for line in lines}
     assert all(line.endswith(", 0 differences") for line in lines)
 
 
@@ -175,6 +176,68 @@ def test_a_mismatch_planted_in_rust_is_found(tmp_path, before, after, message):
     assert f"Rust: {message}" in text
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        (
+            "SOTTO_E_BUSY = -5\n",
+            "SOTTO_E_BUSY = -6\n",
+            "constant SOTTO_E_BUSY is -6, in the snapshot -5",
+        ),
+        ("const SOTTO_E_BUSY = -5\n", "", "constant SOTTO_E_BUSY is missing"),
+        ("    tag::UInt64\n", "    tag::UInt32\n", "struct sotto_call: field tag is UInt32"),
+        ("    group::UInt32\n", "", "struct sotto_param: field group is missing"),
+        (
+            "    rank::Int32\n    size::Int32\n",
+            "    size::Int32\n    rank::Int32\n",
+            "struct sotto_comm_config: field rank is at 8",
+        ),
+        (
+            "    bytes::NTuple{128, UInt8}\n",
+            "    bytes::NTuple{64, UInt8}\n",
+            "struct sotto_unique_id: field bytes is NTuple{64, UInt8}",
+        ),
+        ("\nstruct sotto_parts\n", "\nstruct sotto_part\n", "struct sotto_parts is missing"),
+        (
+            "sotto_op_wait(op::Ptr{sotto_op}, timeout_us::Int64)",
+            "sotto_op_wait(op::Ptr{sotto_op}, timeout_us::Int32)",
+            "function sotto_op_wait: argument 1 (timeout_us) is Int32",
+        ),
+        (
+            "color::Int32, key::Int32",
+            "key::Int32, color::Int32",
+            "function sotto_comm_split: argument 1 is called key, in the snapshot color",
+        ),
+        (
+            "sotto_op_test(op::Ptr{sotto_op})",
+            "sotto_op_test()",
+            "function sotto_op_test has 0 arguments",
+        ),
+        (
+            "@c_function sotto_op_test(op::Ptr{sotto_op})::sotto_status\n",
+            "",
+            "function sotto_op_test is missing",
+        ),
+        (
+            "sotto_version_string()::Cstring",
+            "sotto_version_string()::Int32",
+            "function sotto_version_string returns Int32",
+        ),
+        ("sotto_dtype = UInt32", "sotto_dtype = Int32", "type sotto_dtype is not"),
+        ("sotto_done_fn = Ptr{Cvoid}", "sotto_done_fn = Int32", "type sotto_done_fn is not"),
+        ("mutable struct sotto_outer end\n", "", "handles are"),
+    ],
+)
+def test_a_mismatch_planted_in_julia_is_found(tmp_path, before, after, message):
+    source = JULIA.read_text()
+    assert source.count(before) == 1
+    planted = tmp_path / "abi.jl"
+    planted.write_text(source.replace(before, after))
+    code, text = check("--language", "julia", "--source", planted)
+    assert code == 1
+    assert f"Julia: {message}" in text
+
+
 def test_what_a_binding_lacks_is_found(tmp_path):
     snapshot = json.loads(SNAPSHOT.read_text())
     snapshot["functions"]["sotto_new"] = {"returns": "sotto_status", "params": []}
@@ -183,6 +246,6 @@ def test_what_a_binding_lacks_is_found(tmp_path):
     newer.write_text(json.dumps(snapshot))
     code, text = check("--snapshot", newer)
     assert code == 1
-    for title in ("Python", "Rust"):
+    for title in ("Python", "Rust", "Julia"):
         assert f"{title}: function sotto_new is missing" in text
         assert f"{title}: function sotto_barrier is not in the snapshot" in text

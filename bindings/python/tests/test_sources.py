@@ -11,7 +11,12 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 PACKAGE = HERE.parent
-STYLED = (".", "../../integration/deepspeed/tests", "../../integration/torch")
+STYLED = (
+    ".",
+    "../../integration/deepspeed/tests",
+    "../../integration/torch",
+    "../../integration/jax",
+)
 
 
 def run_module(name, *arguments):
@@ -29,7 +34,9 @@ def run_module(name, *arguments):
 
 def test_types(tmp_path):
     """Strictly typed; what is for PyTorch needs PyTorch's types."""
-    without = [] if importlib.util.find_spec("torch") else ["--exclude", "src/sotto/torch/"]
+    without = (
+        [] if importlib.util.find_spec("torch") else ["--exclude", "src/sotto/(_frameworks/)?torch"]
+    )
     run_module("mypy", "--cache-dir", str(tmp_path), *without)
 
 

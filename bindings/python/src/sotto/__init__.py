@@ -7,9 +7,9 @@
 
 ``sotto.optim`` has the optimizers on plain buffers, ``sotto.outer`` outer optimizers (CO2, DiLoCo
 and the like), ``sotto.overlap`` gradients that are averaged as they become ready; ``sotto.torch``
-(imported on request) those for PyTorch and a hook for DistributedDataParallel. The library is
-loaded on first use: the file that SOTTO_LIBRARY names, else the one in the wheel, else the
-system's.
+(imported on request) those for PyTorch and a hook for DistributedDataParallel, ``sotto.jax`` trees
+of JAX. The library is loaded on first use: the file that SOTTO_LIBRARY names, else the one in the
+wheel, else the system's.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ import ctypes as c
 from typing import Any
 
 from . import _abi as abi
-from ._buffers import HOST, current_stream
+from ._frameworks import current_stream
 from ._lib import microseconds
+from ._view import HOST
 from .errors import InvalidArgumentError
 
 REDUCTIONS = {
@@ -42,7 +43,7 @@ def call_options(
 
 
 def call_on(cuda: int, call: abi.Call | None) -> Any:
-    """The argument for these options; on a CUDA device with PyTorch's current stream."""
+    """The argument for these options; on a CUDA device with the current stream."""
     if cuda != HOST:
         call = call or abi.Call()
         call.stream = current_stream(cuda)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import _abi as abi
-from ._buffers import HOST, View, await_current_stream, buffer_of, cuda_of, view_of
+from ._buffers import HOST, View, buffer_of, cuda_of, view_of
 from ._call import call_on, call_options
+from ._frameworks import await_current_stream
 from ._handle import HandleOwner
 from ._lib import interruptible
 from .comm import Comm

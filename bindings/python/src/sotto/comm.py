@@ -43,12 +43,13 @@ class Comm(Exchanges, HandleOwner):
     """An ordered set of ranks: what :func:`sotto.init_process_group` makes.
 
     Collectives take one array or a list of n arrays, which then are one operation: numpy arrays,
-    torch tensors, objects with the buffer protocol or ``__dlpack__``; in host memory, or torch
-    tensors on one CUDA device; contiguous, of
-    dtype int8 to int64, uint8 to uint64, float16, bfloat16, float32 or float64; any
-    shape, of which the number of elements counts. Nothing is copied. They return a :class:`Work`
-    at once. All ranks have to call the same collectives in the same order with the same dtypes,
-    counts, ``op``, ``root`` and ``tag``: a difference is a ProtocolError on every rank.
+    torch tensors, JAX arrays (as inputs: nothing may write them, see ``sotto.jax``), objects with
+    the buffer protocol or ``__dlpack__``; in host memory, or tensors of torch and arrays of JAX on
+    one CUDA device; contiguous, of dtype int8 to int64, uint8 to uint64, float16, bfloat16, float32
+    or float64; any shape, of which the number of elements counts. Nothing is copied. They return a
+    :class:`Work` at once. All ranks have to call the same collectives in the same order with the
+    same dtypes, counts, ``op``, ``root`` and ``tag``: a difference is a ProtocolError on every
+    rank.
 
     Options that all collectives have: ``tag`` (a number that has to be equal on all ranks),
     ``timeout`` (seconds that the operation may stand still; None: the comm's; math.inf: no limit),
@@ -71,7 +72,9 @@ class Comm(Exchanges, HandleOwner):
         self._lock = threading.RLock()
         self._collected: Work | None = None
         self._told = False  # whether the caller has heard of an error
-        self._torch_ranks: tuple[int, ...] | None = None  # in torch's world, if known
+        self._framework_ranks: tuple[int, ...] | None = (
+            None  # in the process group of a framework, if known
+        )
         number = c.c_int32()
         lib.call("sotto_comm_rank", handle, c.byref(number))
         self._rank = number.value

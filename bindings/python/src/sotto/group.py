@@ -5,13 +5,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import sys
 from typing import Any
 
+from ._frameworks import has_process_group, meeting
 from .comm import Comm
 from .create import AllGather, UniqueId, create_comm
 from .errors import InvalidStateError, SottoError
-from .launch import detect, torchrun_serves_a_store
+from .launch import detect
 
 _default: Comm | None = None
 
@@ -76,25 +76,10 @@ def init_process_group(
         "unique_id": unique_id,
         "all_gather": all_gather,
     }
-    if any(value is not None for value in given.values()):
-        _default = create_comm(**given, **options)
-    elif torch_has_a_group():
-        from .torch.groups import comm_of_process_group
-
-        _default = comm_of_process_group(**options)
-    elif "sotto.torch" in sys.modules and torchrun_serves_a_store(os.environ):
-        from .torch.groups import comm_of_torchrun
-
-        _default = comm_of_torchrun(**options)
-    else:
-        _default = create_comm(**options)
+    explicit = any(value is not None for value in given.values())
+    make = None if explicit else meeting(os.environ)
+    _default = create_comm(**given, **options) if make is None else make(**options)
     return _default
-
-
-def torch_has_a_group() -> bool:
-    """Whether torch.distributed is initialised in this process; torch is not imported for that."""
-    dist = sys.modules.get("torch.distributed")
-    return dist is not None and dist.is_available() and dist.is_initialized()
 
 
 def default_comm() -> Comm:
@@ -117,7 +102,7 @@ def meet(comm: Comm | None, timeout: float | None = None) -> Comm:
         return comm
     if _default is not None and not _default.closed and _default._pid == os.getpid():
         return _default
-    if not torch_has_a_group() and detect(os.environ) is None:
+    if not has_process_group() and detect(os.environ) is None:
         return default_comm()  # which says what to do
     return init_process_group(timeout=timeout)
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from . import _abi as abi
-from ._buffers import Buffers, View, await_current_stream, buffer_of, view_of
+from ._buffers import Buffers, View, buffer_of, view_of
+from ._frameworks import await_current_stream, bytes_of_bools
 from ._lib import interruptible, library
 from ._registered import Registered
 from .codec import export_state, import_state, state_mode
@@ -109,15 +110,7 @@ def config_resolve(config: Any, values: Mapping[str, Any] | None = None) -> dict
 
 
 def _mask_view(mask: Any, what: str) -> View:
-    # bool arrays have bytes of 0 and 1; view() and cast make no copy.
-    if str(getattr(mask, "dtype", "")) in ("bool", "torch.bool"):
-        if type(mask).__module__.startswith("torch"):
-            import torch
-
-            mask = mask.view(torch.uint8)
-        else:
-            mask = mask.view("uint8")
-    return view_of(mask, what)
+    return view_of(bytes_of_bools(mask), what)
 
 
 class Optimizer(Registered):

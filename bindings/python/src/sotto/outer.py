@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from . import _abi as abi
-from ._buffers import await_current_stream
+from ._frameworks import await_current_stream
 from ._handle import HandleOwner
 from ._registered import Registered
 from .codec import export_state, import_state, state_mode

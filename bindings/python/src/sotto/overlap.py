@@ -12,13 +12,12 @@ from ._buffers import (
     DTYPES,
     HOST,
     View,
-    await_current_stream,
     buffer_of,
     cuda_of,
-    current_stream,
     view_of,
 )
 from ._call import call_on, call_options
+from ._frameworks import await_current_stream, current_stream
 from ._handle import HandleOwner
 from ._lib import interruptible
 from .codec import export_state, import_state, state_mode

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from . import _abi as abi
-from ._buffers import HOST, current_stream
+from ._frameworks import current_stream
 from ._lib import SLICE_US, Library, inside_callback, text_of
+from ._view import HOST
 from .errors import InvalidArgumentError, InvalidStateError, SottoError, error_of
 
 if TYPE_CHECKING:
@@ -93,8 +94,9 @@ class Work:
 
     It holds references to all arrays of the operation until that has completed, also if the Work
     itself is dropped before. Until then the arrays must not be written, and outputs not be read.
-    On a CUDA device the operation starts after what was queued on PyTorch's current stream, and
-    wait_stream() puts a stream behind it. Threads: any.
+    On a CUDA device the operation starts after what was queued on the current stream, PyTorch's if
+    the program uses it and else the default one, and wait_stream() puts a stream behind it.
+    Threads: any.
     """
 
     def __init__(
@@ -192,8 +194,8 @@ class Work:
         Returns when all of the operation is queued on the device: over NCCL soon, over TCP when
         its messages have come (SOTTO_STREAM_BLOCK=1: the stream waits for that, not the host). The
         operation stays in flight: wait() or error() tell its end.
-        stream: a torch.cuda.Stream, or the number of a cudaStream_t; None: PyTorch's current stream
-        on the arrays' device. Errors: UnsupportedError (arrays in host memory: there is no stream),
+        stream: a torch.cuda.Stream, or the number of a cudaStream_t; None: the current stream on
+        the arrays' device. Errors: UnsupportedError (arrays in host memory: there is no stream),
         InvalidStateError (the stream is being captured into a graph; fork, open group).
         """
         op = self._started()

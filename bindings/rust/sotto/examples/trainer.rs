@@ -4,7 +4,7 @@
 //!     sotto-run -n 4 -- trainer CONFIG.json [RECORDING]
 //!
 //! Every rank has samples of its own; Sotto averages what they learn from them. With RECORDING the
-//! parameters and gradients are those that `bindings/rust/tests/record.c` has written of another
+//! parameters and gradients are those that `bindings/tests/record.c` has written of another
 //! trainer to RECORDING.rank<R>. Rank 0 prints a hash of the parameters at the end: equal hashes,
 //! equal parameters, bit for bit.
 

@@ -76,8 +76,8 @@ def _other_ranks(module: Any, comm: Comm) -> str | None:
     """What differs between the ranks of DistributedDataParallel and those of a comm, if known."""
     ranks = dist.get_process_group_ranks(module.process_group)
     theirs = f"DistributedDataParallel's process group has {len(ranks)} ranks"
-    if comm._torch_ranks is not None and set(comm._torch_ranks) != set(ranks):
-        return f"{theirs}, {sorted(ranks)}, the comm {sorted(comm._torch_ranks)}"
+    if comm._framework_ranks is not None and set(comm._framework_ranks) != set(ranks):
+        return f"{theirs}, {sorted(ranks)}, the comm {sorted(comm._framework_ranks)}"
     return None if comm.size == len(ranks) else f"{theirs}, the comm {comm.size}"
 
 
@@ -134,7 +134,7 @@ def ddp_over_ranks_of(comm: Comm, params: Iterable[torch.Tensor]) -> list[Any]:
     """
     if comm.size == 1:
         return []
-    mine = None if comm._torch_ranks is None else set(comm._torch_ranks)
+    mine = None if comm._framework_ranks is None else set(comm._framework_ranks)
     found = []
     for module in ddp_modules(params):
         ranks = set(dist.get_process_group_ranks(module.process_group))

@@ -80,5 +80,5 @@ def _comm_of(meeting: Meeting, *, listen: str | None, **options: Any) -> Comm:
             listen=listen or found,
             **options,
         )
-    comm._torch_ranks = meeting.ranks
+    comm._framework_ranks = meeting.ranks
     return comm

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, overload
 import torch
 
 from .. import outer as plain
-from .._buffers import HOST
+from .._view import HOST
 from ..comm import Comm
 from ..errors import InvalidArgumentError, InvalidStateError, UnsupportedError
 from ..group import meet

@@ -1,4 +1,4 @@
-//! What `bindings/rust/tests/record.c` writes: parameters of a trainer, and its gradients step by
+//! What `bindings/tests/record.c` writes: parameters of a trainer, and its gradients step by
 //! step.
 
 use std::fs::File;

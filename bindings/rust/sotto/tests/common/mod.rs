@@ -49,7 +49,7 @@ pub fn nothing_is_left_behind() {
 /// The program that starts ranks: of the build that runs the tests, else of preset dev.
 pub fn sotto_run() -> PathBuf {
     let built = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../build/dev/bin/sotto-run");
-    let path = std::env::var_os("RUST_TESTS_SOTTO_RUN").map_or(PathBuf::from(built), PathBuf::from);
+    let path = std::env::var_os("BINDINGS_SOTTO_RUN").map_or(PathBuf::from(built), PathBuf::from);
     assert!(path.is_file(), "{} is not there: build the target sotto-run", path.display());
     path
 }

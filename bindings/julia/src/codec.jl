@@ -1,0 +1,89 @@
+# How all-reduces encode data on the wire, and other objects that live on a comm.
+
+"What codecs and optimizers have in common: `comm` and `handle`."
+abstract type Owned end
+
+function handle_of(owned::Owned)
+    owned.handle == C_NULL && throw(SottoError(:InvalidState, "this $(nameof(typeof(owned))) is closed"))
+    return owned.handle
+end
+
+Base.isopen(owned::Owned) = owned.handle != C_NULL
+
+"To be called by constructors: the comm ends it, or the collector leaves its handle to the comm."
+function own(owned::Owned)
+    push!(owned.comm.owned, WeakRef(owned))
+    finalizer(owned) do owned
+        handle, kind = owned.handle, typeof(owned)
+        handle == C_NULL || drop(owned.comm, owned, () -> destroy(kind, handle))
+    end
+    return owned
+end
+
+"""
+    close(codec_or_optimizer)
+
+Gives it back to the library, behind a step in flight; a second call does nothing.
+"""
+function Base.close(owned::Owned)
+    lock(owned.comm.lock) do
+        owned.handle == C_NULL && return nothing
+        isopen(owned.comm) && check(destroy(typeof(owned), owned.handle))
+        owned.handle = C_NULL
+        return nothing
+    end
+end
+
+"Calls an export function: state(handle, mode, buffer, capacity, out_length)."
+function exported(state, owned::Owned, mode)
+    number, need = state_mode(mode), Ref{UInt64}(0)
+    lock(owned.comm.lock) do
+        check(state(handle_of(owned), number, C_NULL, 0, need))
+        bytes = Vector{UInt8}(undef, need[])
+        check(state(handle_of(owned), number, bytes, length(bytes), need))
+        return resize!(bytes, need[])
+    end
+end
+
+const STATE_MODES = Dict(
+    :configured => SOTTO_STATE_CONFIGURED, :exact => SOTTO_STATE_EXACT, :reset => SOTTO_STATE_RESET,
+    :mean => SOTTO_STATE_MEAN, :common => SOTTO_STATE_COMMON,
+)
+
+state_mode(mode) = get(STATE_MODES, mode) do
+    invalid("mode is $(repr(mode)); allowed: $(join(map(repr, sort!(collect(keys(STATE_MODES)))), ", "))")
+end
+
+"""
+    Codec(comm, json, like)
+
+How [`all_reduce!`](@ref) of arrays like these sends data: `{"type": "onebit"}`, `"int8"` and so on,
+with what encoding has left over. Used by one thread at a time. Errors: `:InvalidArgument` (names
+the key), `:Unsupported`.
+"""
+mutable struct Codec <: Owned
+    comm::Comm
+    handle::Ptr{sotto_codec}
+    function Codec(comm::Comm, json::AbstractString, like)
+        arrays, buffers = arrays_of(like, "like")
+        out = Ref{Ptr{sotto_codec}}(C_NULL)
+        lock(comm.lock) do
+            reap(comm)
+            GC.@preserve arrays check(sotto_codec_create(handle_of(comm), json, buffers, length(buffers), out))
+        end
+        return own(new(comm, out[]))
+    end
+end
+
+destroy(::Type{Codec}, handle) = sotto_codec_destroy(handle)
+
+"What encoding has left over, as bytes. `mode`: `:exact`, `:mean`, `:reset`."
+export_state(codec::Codec, mode = :exact) = exported(sotto_codec_state_export, codec, mode)
+
+"Replaces it by an export of the same mode."
+function import_state!(codec::Codec, bytes::Vector{UInt8}, mode = :exact)
+    lock(codec.comm.lock) do
+        check(sotto_codec_state_import(handle_of(codec), state_mode(mode), bytes, length(bytes)))
+    end
+    return nothing
+end

@@ -1,0 +1,52 @@
+# Operations in flight.
+
+const SLICE_US = 200  # a call of C holds up garbage collection on all threads
+
+"""
+    Op
+
+A collective or an optimizer step in flight. It may be dropped: the operation goes on, and its
+arrays stay alive. Until it has ended they must not be written, and results not be read.
+"""
+struct Op
+    comm::Comm
+    flight::Flight
+end
+
+Base.show(io::IO, op::Op) = print(io, "Sotto.Op(", isready(op) ? "ended" : "in flight", ")")
+
+"Starts an operation: start(out_op) calls the library. keep: what it reads and writes."
+function started(start, comm::Comm, keep)
+    lock(comm.lock) do
+        reap(comm)
+        out = Ref{Ptr{sotto_op}}(C_NULL)
+        GC.@preserve keep check(start(out))
+        flight = Flight(out[], keep, nothing)
+        push!(comm.flights, flight)
+        return Op(comm, flight)
+    end
+end
+
+"Whether the operation has ended, well or not."
+Base.isready(op::Op) = op.flight.handle == C_NULL || lock(() -> ended(op.flight), op.comm.lock)
+
+"""
+    wait(op::Sotto.Op; timeout = Inf)
+
+Waits until the operation has ended; other tasks run meanwhile. `timeout`: seconds; its own deadline
+ends the operation anyhow. Errors: the operation's, or `SottoError(:Timeout)` of this call: the
+operation goes on then.
+"""
+function Base.wait(op::Op; timeout::Real = Inf)
+    limit = time() + timeout
+    while !isready(op)
+        time() < limit ||
+            throw(SottoError(:Timeout, "the operation is still in flight after $timeout s; it goes on"))
+        lock(op.comm.lock) do
+            op.flight.handle == C_NULL || sotto_op_wait(op.flight.handle, SLICE_US)
+        end
+        yield()
+    end
+    op.flight.error === nothing || throw(op.flight.error)
+    return nothing
+end

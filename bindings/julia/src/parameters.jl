@@ -1,0 +1,78 @@
+# Trees of parameters: Flux's models, Lux's named tuples, or any nest of structs, tuples and arrays.
+
+"""
+    Sotto.children(x)
+
+What a node of a tree has below it, as pairs of a name and a value; `nothing`: it is no tree. Fields
+of structs, and entries of named tuples, tuples, dictionaries and vectors of anything but numbers. A
+layer with arrays that are not trained has a method of its own:
+
+    Sotto.children(layer::Flux.BatchNorm) = pairs(Flux.trainable(layer))
+"""
+children(x::NamedTuple) = pairs(x)
+children(x::Union{Tuple,AbstractVector}) = pairs(x)
+children(x::AbstractDict) = sort!(collect(x); by = entry -> string(first(entry)))
+children(x::Union{Number,AbstractString,AbstractChar,Symbol,Module,Type,Nothing,Missing,IO,Ptr,Task}) = nothing
+function children(x)
+    names = fieldnames(typeof(x))
+    isempty(names) && return nothing
+    return [name => getfield(x, name) for name in names if isdefined(x, name)]
+end
+
+"""
+    Sotto.parameters(tree)
+
+All arrays of floating-point numbers in a tree, as pairs of a path and an array:
+`"layers.1.weight" => [...]`. An array that is there twice is one parameter, with its first path.
+The order is the same for equal trees.
+"""
+parameters(tree) = Pair{String,AbstractArray}[join(path, '.') => x for (path, x) in by_path(tree)]
+
+const Path = Vector{String}
+
+function by_path(tree)
+    found, seen = Tuple{Path,AbstractArray}[], IdDict{Any,Nothing}()
+    collect_parameters!(found, seen, tree, Path())
+    return found
+end
+
+function collect_parameters!(found, seen, x::AbstractArray{<:AbstractFloat}, path)
+    haskey(seen, x) && return
+    seen[x] = nothing
+    push!(found, (path, x))
+    return
+end
+collect_parameters!(found, seen, x::AbstractArray{<:Number}, path) = nothing
+function collect_parameters!(found, seen, x, path)
+    below = children(x)
+    below === nothing && return
+    if is_mutable(x)
+        haskey(seen, x) && return  # a tree that contains itself
+        seen[x] = nothing
+    end
+    for (name, value) in below
+        collect_parameters!(found, seen, value, [path; string(name)])
+    end
+    return
+end
+
+# The name of this question has changed in 1.5.
+is_mutable(x) = @static isdefined(Base, :ismutable) ? ismutable(x) : !isimmutable(x)
+
+"The value at a path of a tree of gradients; `nothing`: there is none."
+function at_path(tree, path)
+    for step in path
+        tree === nothing && return nothing
+        tree = child(tree, step)
+    end
+    return tree
+end
+
+function child(x, step)
+    below = children(x)
+    below === nothing && return nothing
+    for (name, value) in below
+        string(name) == step && return value
+    end
+    return nothing
+end
