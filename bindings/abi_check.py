@@ -138,10 +138,31 @@ def callback_of(text):
     return callback and (callback[1], [argument.strip() for argument in callback[2].split(",")])
 
 
+# ---- Languages that are read as text ------------------------------------------------------------------------------------------
+
+
+class OfText:
+    """A language whose declarations are read as text: types have the names of C, but for NUMBERS."""
+
+    NUMBERS = {}
+    snapshot = None
+
+    def _name(self, name):
+        if name in self.NUMBERS:
+            return self.NUMBERS[name]
+        if any(name in self.snapshot[part] for part in ("typedefs", "structs", "handles")):
+            return name
+        raise UnknownType(name)
+
+    @staticmethod
+    def same(declared, wanted):
+        return declared == wanted
+
+
 # ---- Rust ---------------------------------------------------------------------------------------------------------------------
 
 
-class Rust:
+class Rust(OfText):
     """bindings/rust/sotto-sys/src: constants, type aliases, #[repr(C)] structs, handles! and functions!, as text."""
 
     NUMBERS = {"int8_t": "i8", "uint8_t": "u8", "int32_t": "i32", "uint32_t": "u32", "int64_t": "i64", "uint64_t": "u64",
@@ -222,17 +243,6 @@ class Rust:
             kind, constant = f"*{'const' if constant else 'mut'} {kind}", qualifier == "const"
         return kind
 
-    def _name(self, name):
-        if name in self.NUMBERS:
-            return self.NUMBERS[name]
-        if any(name in self.snapshot[part] for part in ("typedefs", "structs", "handles")):
-            return name
-        raise UnknownType(name)
-
-    @staticmethod
-    def same(declared, wanted):
-        return declared == wanted
-
     @staticmethod
     def show(kind):
         return kind or "void"
@@ -241,7 +251,7 @@ class Rust:
 # ---- Julia --------------------------------------------------------------------------------------------------------------------
 
 
-class Julia:
+class Julia(OfText):
     """bindings/julia/src/abi.jl: constants, type aliases, handles, structs and @c_function, as text. Callbacks are Ptr{Cvoid}."""
 
     NUMBERS = {"int8_t": "Int8", "uint8_t": "UInt8", "int32_t": "Int32", "uint32_t": "UInt32", "int64_t": "Int64",
@@ -302,17 +312,6 @@ class Julia:
         for _ in pointers:
             kind = f"Ptr{{{kind}}}"
         return kind
-
-    def _name(self, name):
-        if name in self.NUMBERS:
-            return self.NUMBERS[name]
-        if any(name in self.snapshot[part] for part in ("typedefs", "structs", "handles")):
-            return name
-        raise UnknownType(name)
-
-    @staticmethod
-    def same(declared, wanted):
-        return declared == wanted
 
     @staticmethod
     def show(kind):

@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(HERE.parent / "tests"))
 
-from recorded import SKIPPED, LeftOut, hash_of, launched, of_build, same_as_c_trainer  # noqa: E402
+from recorded import LeftOut, exit_code_of, hash_of, launched, of_build, same_as_c_trainer  # noqa: E402
 
 RANKS = 4
 
@@ -77,15 +77,7 @@ STEPS = {step.__name__: step for step in (test, ranks, trainer)}
 def main():
     if len(sys.argv) != 2 or sys.argv[1] not in STEPS:
         sys.exit(__doc__)
-    try:
-        STEPS[sys.argv[1]]()
-    except LeftOut as reason:
-        print(f"left out: {reason}")
-        return SKIPPED
-    except subprocess.CalledProcessError as error:
-        print(error)
-        return 1
-    return 0
+    return exit_code_of(STEPS[sys.argv[1]])
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(HERE.parent / "tests"))
 
-from recorded import SKIPPED, LeftOut, launched, of_build, same_as_c_trainer  # noqa: E402
+from recorded import LeftOut, exit_code_of, launched, of_build, same_as_c_trainer  # noqa: E402
 
 RANKS = 4
 
@@ -185,15 +185,7 @@ def main():
     # What one compiler, or one choice of features, has built is of no use to another.
     own = {"link": "link", "lint": "lint", "package": "lint"}
     os.environ["CARGO_TARGET_DIR"] = str(Path(sys.argv[2]) / own.get(sys.argv[1], "tests"))
-    try:
-        STEPS[sys.argv[1]]()
-    except LeftOut as reason:
-        print(f"left out: {reason}")
-        return SKIPPED
-    except subprocess.CalledProcessError as error:
-        print(error)
-        return 1
-    return 0
+    return exit_code_of(STEPS[sys.argv[1]])
 
 
 if __name__ == "__main__":

@@ -17,6 +17,19 @@ class LeftOut(Exception):
     """Something that is needed is not installed."""
 
 
+def exit_code_of(step):
+    """Runs a step of tests: 0, 1 if a program that it has started has failed, SKIPPED where something is not installed."""
+    try:
+        step()
+    except LeftOut as reason:
+        print(f"left out: {reason}")
+        return SKIPPED
+    except subprocess.CalledProcessError as error:
+        print(error)
+        return 1
+    return 0
+
+
 def of_build(name):
     value = os.environ.get(name)
     if not value:

@@ -65,5 +65,6 @@ def not_contiguous(what: str, remedy: str) -> InvalidArgumentError:
 def device_error(what: str, device: str) -> UnsupportedError:
     """What is raised for an array on a device that is not taken."""
     return UnsupportedError(
-        f"{what} is on {device}; allowed: host memory, and CUDA devices for torch tensors and JAX arrays"
+        f"{what} is on {device}; allowed: host memory, and CUDA devices for torch tensors and "
+        "JAX arrays"
     )
