@@ -91,7 +91,7 @@ TEST(CapiErrors, CommConfig) {
   FAILS(with([](auto& c) { c.size = 0, c.rank = 3; }), SOTTO_E_INVALID_ARGUMENT, "rank is 3",
         "size is 0");
   FAILS(with([](auto& c) { c.transport = "pigeon"; }), SOTTO_E_UNSUPPORTED, "pigeon",
-        "inproc, tcp");
+        "inproc, shm, tcp");
   FAILS(with([](auto& c) { c.size = 2; }), SOTTO_E_INVALID_ARGUMENT, "unique id");
   sotto_unique_id noise;
   std::memset(&noise, 0x5a, sizeof noise);
