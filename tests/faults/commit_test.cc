@@ -15,12 +15,12 @@
 #include <thread>
 
 #include "core/base/hash.h"
-#include "core/cpu/cpu_device.h"
 #include "core/overlap/overlap.h"
 #include "core/state/optim_state.h"
 #include "tests/support/core_ranks.h"
 #include "tests/support/faulty_transport.h"
 #include "tests/support/kill_campaign.h"
+#include "tests/support/process_comm.h"
 #include "tests/support/sanitized.h"
 
 namespace sotto::test {
@@ -321,27 +321,10 @@ constexpr uint64_t kMostSteps = 40;  // where a reset may have harmed nothing
 
 // A comm of processes over TCP, as far as it comes.
 Result<std::shared_ptr<Comm>> create_comm(const ProcessRank& self, const KillTask& task) {
-  const std::string& file = task.id_file;
-  ContextOptions options;
-  options.params.transport = "tcp";
-  options.params.heartbeat_ms = 100;
-  options.environment = process_environment();
-  options.device = std::make_shared<CpuDevice>(1, SimdLevel::kAuto);
-  options.backends = standard_backends();
-  const auto context = std::make_shared<Context>(std::move(options));
-  CommConfig config;
-  config.rank = self.rank;
-  config.size = self.size;
-  config.timeout_us = task.timeout_us;
-  UniqueId id{};
-  if (self.rank == 0) {
-    SOTTO_ASSIGN(id, context->make_unique_id());
-    publish(file, id.data(), id.size());
-  } else if (!await_published(file, id.data(), id.size(), 60'000)) {
-    return error(Code::kTimeout, "no id");
-  }
-  config.id = id;
-  return Comm::create(context, config);
+  Params params;
+  params.transport = "tcp";
+  params.heartbeat_ms = 100;
+  return create_by_file(self, params, task.timeout_us, task.id_file);
 }
 
 // Ends one of this process's connections, as a broken network does.

@@ -6,10 +6,10 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/hash.h"
-#include "core/cpu/cpu_device.h"
 #include "tests/support/calls.h"
 #include "tests/support/core_ranks.h"
 #include "tests/support/kill_campaign.h"
+#include "tests/support/process_comm.h"
 #include "tests/support/processes.h"
 #include "tests/support/temp_dir.h"
 
@@ -40,29 +40,12 @@ std::string routes_of(const Comm& comm) {
 }
 
 std::shared_ptr<Comm> meet(const ProcessRank& self, const nlohmann::json& task) {
-  ContextOptions options;
-  options.params.transport = task["transport"];
-  options.params.host_id = task["hosts"][static_cast<size_t>(self.rank)];
-  options.params.heartbeat_ms = 100;
-  options.params.silence_limit_ms = task["silence_limit_ms"];
-  options.environment = process_environment();
-  options.device = std::make_shared<CpuDevice>(1, SimdLevel::kAuto);
-  options.backends = standard_backends();
-  const auto context = std::make_shared<Context>(std::move(options));
-  CommConfig config;
-  config.rank = self.rank;
-  config.size = self.size;
-  config.timeout_us = kSanitized ? 120'000'000 : 60'000'000;
-  const std::string path = task["id"];
-  UniqueId id{};
-  if (self.rank == 0) {
-    id = check(context->make_unique_id());
-    publish(path, id.data(), id.size());
-  } else if (!await_published(path, id.data(), id.size(), 60'000)) {
-    throw std::runtime_error("no id");
-  }
-  config.id = id;
-  return check(Comm::create(context, config));
+  Params params;
+  params.transport = task["transport"];
+  params.host_id = task["hosts"][static_cast<size_t>(self.rank)];
+  params.heartbeat_ms = 100;
+  params.silence_limit_ms = task["silence_limit_ms"];
+  return check(create_by_file(self, params, kSanitized ? 120'000'000 : 60'000'000, task["id"]));
 }
 
 SOTTO_RANK_MAIN(shm_fault) {

@@ -72,9 +72,8 @@ class Comm(Exchanges, HandleOwner):
         self._lock = threading.RLock()
         self._collected: Work | None = None
         self._told = False  # whether the caller has heard of an error
-        self._framework_ranks: tuple[int, ...] | None = (
-            None  # in the process group of a framework, if known
-        )
+        # In the process group of a framework, if known.
+        self._framework_ranks: tuple[int, ...] | None = None
         number = c.c_int32()
         lib.call("sotto_comm_rank", handle, c.byref(number))
         self._rank = number.value
