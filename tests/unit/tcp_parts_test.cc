@@ -190,6 +190,29 @@ TEST(SendWindow, HoldsMoreWhereBytesWaitForNoLink) {
   EXPECT_EQ(SendWindow::bytes_for(p), 32768u + 2 * 125 * 600);
 }
 
+TEST(SendWindow, HoldsFewPacketsOfLoopbackWhereTheyArePaced) {
+  SendWindow::Path p = path(2'000'000'000, 20, 65535);
+  const uint64_t unpaced = SendWindow::bytes_for(p);
+  EXPECT_EQ(unpaced, 32768u + 2 * 2000 * 520);
+  p.paced = true;
+  for (const uint64_t rate : {0ull, 1'000'000ull, 2'000'000'000ull}) {
+    p.rate = p.all = rate;
+    EXPECT_EQ(SendWindow::bytes_for(p), 3u * 65535) << rate;
+  }
+  // An emulated delay, and a limit that lets less pass at once.
+  p.rtt_us = 50'000;
+  EXPECT_EQ(SendWindow::bytes_for(p), 32768u + 200'000'000);
+  p = path(14'000'000, 5, 65535);
+  p.at_once = 16384;
+  const uint64_t limited = SendWindow::bytes_for(p);
+  p.paced = true;
+  EXPECT_EQ(SendWindow::bytes_for(p), limited);
+  // Links are paced as they should be.
+  p = path(125'000'000, 50'000);
+  p.paced = true;
+  EXPECT_EQ(SendWindow::bytes_for(p), SendWindow::bytes_for(path(125'000'000, 50'000)));
+}
+
 constexpr int64_t kMs = 1'000'000;
 
 // Sends `pieces` pieces of 100 000 bytes, each of which takes `piece_ns` until it is acknowledged;

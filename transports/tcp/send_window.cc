@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <string_view>
 
 // Not in every C library's headers; the kernel has it since 5.14.
 #ifndef SO_BUF_LOCK
@@ -25,10 +26,13 @@ constexpr uint64_t kBeside = 32 * 1024;
 constexpr uint64_t kAwayUs = 500;
 // On links that are faster than processes bytes wait for cores, so more of them cost nothing.
 // There a rank sends kFreelyRate, and bytes are on the way for less than a round trip and
-// kFreelyWaitUs. Loopback, known by its larger packets, is no such link: its ends share caches,
-// from which recent bytes are read faster.
+// kFreelyWaitUs. Loopback, known by its larger packets, is no such link.
 constexpr uint64_t kFreelyRate = 250'000'000, kFreelyWaitUs = 900, kAwayFreelyUs = 2000;
 constexpr uint64_t kLargestOfLinks = 16 * 1024;
+// On loopback BBR takes the rate of two processes for that of a link and paces them below it, so
+// that 20 MB take 1.4 times as long, unless the sender always waits for room: then no sample counts
+// as the path's rate. More packets of buffer than these often end that.
+constexpr uint64_t kPacketsPaced = 3;
 // A rate is that of at least so long, since buckets let bursts pass at once.
 constexpr int64_t kSampleNs = 20'000'000;
 // Before the first sample of the path.
@@ -42,6 +46,13 @@ constexpr uint64_t kPackets = 6;
 // has grown.
 uint64_t largest_packet(const tcp_info& info) {
   return std::max(info.tcpi_pmtu, info.tcpi_snd_mss);
+}
+
+bool has_pacing(int fd) {
+  char name[16] = {};  // TCP_CA_NAME_MAX
+  socklen_t size = sizeof name;
+  return ::getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &size) == 0 &&
+         std::string_view(name, 3) == "bbr";
 }
 
 bool ask(int fd, tcp_info* info) {
@@ -74,22 +85,29 @@ bool PathRate::look(uint64_t acked, uint64_t on_path, int64_t now_ns) {
 }
 
 uint64_t SendWindow::bytes_for(const Path& path) {
-  const bool freely = path.packet <= kLargestOfLinks && path.all >= kFreelyRate &&
-                      path.wait_us < path.rtt_us + kFreelyWaitUs;
-  const uint64_t us = path.rtt_us + (freely ? kAwayFreelyUs : kAwayUs);
-  const double carried = 2.0 * static_cast<double>(path.rate) * static_cast<double>(us) / 1e6;
+  const uint64_t packet = std::min(path.packet, path.at_once);
+  const bool loopback = path.packet > kLargestOfLinks;
+  const bool paced = path.paced && packet > kLargestOfLinks;
+  const bool freely =
+      !loopback && path.all >= kFreelyRate && path.wait_us < path.rtt_us + kFreelyWaitUs;
+  const uint64_t away_us = paced ? 0 : freely ? kAwayFreelyUs : kAwayUs;
+  const double carried =
+      2.0 * static_cast<double>(path.rate) * static_cast<double>(path.rtt_us + away_us) / 1e6;
   return std::max(kBeside + static_cast<uint64_t>(std::min(carried, 1e15)),
-                  kPackets * std::min(path.packet, path.at_once));
+                  (paced ? kPacketsPaced : kPackets) * packet);
 }
 
 void SendWindow::start(int fd, bool enabled, uint64_t at_once) {
   enabled_ = enabled;
-  at_once_ = at_once;
   if (!enabled) return;
   tcp_info info{};
   ask(fd, &info);
+  path_.packet = largest_packet(info);
+  path_.at_once = at_once;
+  path_.paced = has_pacing(fd);
   rate_.start(info.tcpi_bytes_acked);
-  bound(fd, std::max(kFirst, kPackets * std::min(largest_packet(info), at_once)));
+  const uint64_t wanted = bytes_for(path_);
+  bound(fd, path_.packet > kLargestOfLinks ? wanted : std::max(kFirst, wanted));
 }
 
 void SendWindow::look(int fd, int64_t now_ns) {
@@ -97,13 +115,17 @@ void SendWindow::look(int fd, int64_t now_ns) {
   tcp_info info{};
   if (!ask(fd, &info)) return;
   const uint64_t before = rate_.bytes_per_second();
-  const uint64_t packet = largest_packet(info);
+  path_.packet = largest_packet(info);
   const uint64_t on_path = uint64_t{info.tcpi_unacked} * info.tcpi_snd_mss;
   // Acknowledgements of two packets may be late for other reasons.
-  if (!rate_.look(info.tcpi_bytes_acked, on_path - std::min(on_path, 2 * packet), now_ns)) return;
+  if (!rate_.look(info.tcpi_bytes_acked, on_path - std::min(on_path, 2 * path_.packet), now_ns))
+    return;
   shares_.changed(before, rate_.bytes_per_second());
-  const uint64_t wanted = bytes_for({shares_.rate_for(rate_.bytes_per_second()), shares_.sum(),
-                                     info.tcpi_min_rtt, rate_.wait_us(), packet, at_once_});
+  path_.rate = shares_.rate_for(rate_.bytes_per_second());
+  path_.all = shares_.sum();
+  path_.rtt_us = info.tcpi_min_rtt;
+  path_.wait_us = rate_.wait_us();
+  const uint64_t wanted = bytes_for(path_);
   if (wanted > most_) {
     if (bounded_) unbound(fd);
     return;

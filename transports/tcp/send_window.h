@@ -8,7 +8,8 @@
 //
 // A window holds at least some full packets. A receiver may delay the acknowledgement of the last
 // packet for 40 ms (delayed acknowledgements), unless more than a packet follows it. So a sender
-// with room for the next packets never waits for that. Loopback has packets of 64 KiB. Under a rate
+// with room for the next packets never waits for that. Loopback has packets of 64 KiB, and no more
+// than three of them are under way where the congestion control paces them (BBR). Under a rate
 // limit a packet is what the limit lets pass at once: full ones would fill the buffer of a receiver
 // that may not read them yet.
 //
@@ -110,12 +111,13 @@ class SendWindow {
   }
 
   struct Path {
-    uint64_t rate;     // bytes per second
-    uint64_t all;      // of all connections of this rank
-    uint64_t rtt_us;   // the shortest
-    uint64_t wait_us;  // time that bytes are on the way
-    uint64_t packet;   // bytes of the largest
-    uint64_t at_once;  // bytes per call, which make a packet of their own
+    uint64_t rate = 0;              // bytes per second
+    uint64_t all = 0;               // of all connections of this rank
+    uint64_t rtt_us = 0;            // the shortest
+    uint64_t wait_us = 0;           // time that bytes are on the way
+    uint64_t packet = 0;            // bytes of the largest
+    uint64_t at_once = UINT64_MAX;  // bytes per call, which make a packet of their own
+    bool paced = false;             // by its congestion control, BBR
   };
   static uint64_t bytes_for(const Path& path);
 
@@ -128,8 +130,8 @@ class SendWindow {
 
   SendShares& shares_;
   PathRate rate_;
+  Path path_;
   bool enabled_ = false;
-  uint64_t at_once_ = UINT64_MAX;
   bool bounded_ = false;
   uint64_t most_ = UINT64_MAX;  // largest size of a buffer; beyond it the system tunes
   uint64_t unseen_ = 0;         // sent since the kernel was last asked
