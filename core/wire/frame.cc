@@ -194,9 +194,9 @@ bool is_version_mismatch(const Status& status) {
   return status.code() == Code::kProtocol && status.text().find(kVersionText) != std::string::npos;
 }
 
-TrailerBytes encode_trailer(uint64_t payload_hash) {
+TrailerBytes encode_trailer(uint64_t hash) {
   TrailerBytes out;
-  put_at<uint64_t>(out.data(), payload_hash);
+  put_at<uint64_t>(out.data(), hash);
   return out;
 }
 

@@ -66,6 +66,11 @@ constexpr uint64_t frame_bytes(uint64_t payload_bytes) {
 using HeaderBytes = std::array<uint8_t, kHeaderBytes>;
 using TrailerBytes = std::array<uint8_t, kTrailerBytes>;
 
+// What the trailer's checksum is taken of. kHeader is for memory that both ends share: a copy of it
+// within a host is as good as any other copy that a program makes, and the trailer shows alone that
+// writer and reader agree on where frames end.
+enum class TrailerOf : uint8_t { kPayload, kHeader };
+
 HeaderBytes encode_header(const FrameHeader& header);
 // PROTOCOL names what does not fit: magic or version with both sides' numbers, the checksum, an
 // unknown kind, flag or class, or payload where the kind has none.
@@ -78,7 +83,7 @@ Status check_start(std::span<const uint8_t> bytes);
 // release of this library.
 bool is_version_mismatch(const Status& status);
 
-TrailerBytes encode_trailer(uint64_t payload_hash);
+TrailerBytes encode_trailer(uint64_t hash);
 uint64_t decode_trailer(std::span<const uint8_t, kTrailerBytes> bytes);
 
 // For errors: "operation 17 of comm 1"; "message of operation 17 of comm 1, barrier(tag 0), round

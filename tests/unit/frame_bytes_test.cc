@@ -30,8 +30,9 @@ OutFrame frame_of(const std::string& payload) {
 }
 
 // The bytes of a frame, taken in portions.
-std::string written(const std::string& payload, uint64_t allowed, uint64_t taken_at_once) {
-  FrameWriter writer;
+std::string written(const std::string& payload, uint64_t allowed, uint64_t taken_at_once,
+                    wire::TrailerOf trailer_of = wire::TrailerOf::kPayload) {
+  FrameWriter writer(trailer_of);
   writer.begin(frame_of(payload));
   std::string out;
   while (writer.busy()) {
@@ -96,12 +97,14 @@ TEST(FrameWriter, NothingCanFollowHalfAFrame) {
   EXPECT_FALSE(writer.busy());
 }
 
-TEST(FrameReader, FramesComeOutInAnyPortions) {
+class FrameReaderOf : public testing::TestWithParam<wire::TrailerOf> {};
+
+TEST_P(FrameReaderOf, FramesComeOutInAnyPortions) {
   const std::vector<size_t> sizes = {5, 0, 9000, 0, 1, 200'000, 8192};
   std::string stream;
-  for (const size_t size : sizes) stream += written(payload_of(size), 1 << 20, 1 << 20);
+  for (const size_t size : sizes) stream += written(payload_of(size), 1 << 20, 1 << 20, GetParam());
   for (const uint64_t portion : {1, 95, 96, 97, 8192, 1'000'000}) {
-    FrameReader reader("the test");
+    FrameReader reader("the test", GetParam());
     std::vector<std::string> got;
     size_t at = 0;
     std::string memory;
@@ -123,6 +126,31 @@ TEST(FrameReader, FramesComeOutInAnyPortions) {
     for (size_t i = 0; i < sizes.size(); ++i) EXPECT_EQ(got[i], payload_of(sizes[i]));
     EXPECT_EQ(reader.where(), "");
   }
+}
+
+INSTANTIATE_TEST_SUITE_P(Trailers, FrameReaderOf,
+                         testing::Values(wire::TrailerOf::kPayload, wire::TrailerOf::kHeader));
+
+// In shared memory the trailer says where the frame ends, and no more.
+TEST(FrameReader, ATrailerOfTheHeaderDoesNotDependOnThePayload) {
+  const auto of_header = wire::TrailerOf::kHeader;
+  const std::string one = written(payload_of(9000), 1 << 20, 1 << 20, of_header);
+  const std::string two = written(std::string(9000, 'x'), 1 << 20, 1 << 20, of_header);
+  EXPECT_EQ(one.substr(one.size() - wire::kTrailerBytes),
+            two.substr(two.size() - wire::kTrailerBytes));
+  std::string broken = one;
+  broken.back() ^= 1;
+  FrameReader reader("rank 3", of_header);
+  std::string memory(9000, '?');
+  size_t at = 0;
+  for (Event event = reader.next(); event != Event::kDamaged; event = reader.next()) {
+    if (event == Event::kStarved) at += give(reader, std::string_view(broken).substr(at), 4096);
+    if (event == Event::kHeader)
+      reader.place(reinterpret_cast<uint8_t*>(memory.data()), memory.size());
+    ASSERT_NE(event, Event::kFrame);
+    ASSERT_LE(at, broken.size());
+  }
+  EXPECT_EQ(reader.why().code(), Code::kProtocol);
 }
 
 TEST(FrameReader, APayloadIsReadStraightToItsPlace) {

@@ -171,16 +171,23 @@ TEST_F(ShmCarrier, ABrokenPositionOfThePeerEndsTheCarrier) {
       << two.owner.broken[0].text();
 }
 
-TEST_F(ShmCarrier, BytesThatAreNotTheSendersEndTheCarrier) {
+class ShmCarrierDamage : public ShmCarrier, public testing::WithParamInterface<size_t> {};
+
+TEST_P(ShmCarrierDamage, BytesThatAreNotTheSendersEndTheCarrier) {
   std::vector<uint8_t> payload = bytes_of(100, 1);
   one.owner.add(payload);
   one.carrier->flush();
-  one.out.data[wire::kHeaderBytes + 50] ^= 1;
+  one.out.data[GetParam()] ^= 1;
   exchange(1);
   ASSERT_EQ(two.owner.broken.size(), 1u);
   EXPECT_EQ(two.owner.broken[0].code(), Code::kProtocol);
   EXPECT_TRUE(two.owner.damaged);
 }
+
+// The header, and the trailer behind 100 bytes.
+INSTANTIATE_TEST_SUITE_P(At, ShmCarrierDamage,
+                         testing::Values(8, wire::kHeaderBytes - 1, wire::kHeaderBytes + 100,
+                                         wire::kHeaderBytes + 107));
 
 TEST_F(ShmCarrier, AnErrorOfTheOwnerEndsTheCarrierUndamaged) {
   two.owner.refuse_frames = true;

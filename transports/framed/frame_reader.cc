@@ -30,10 +30,12 @@ FrameReader::Event FrameReader::read_header() {
   const auto header = wire::decode_header(
       std::span<const uint8_t, wire::kHeaderBytes>(unread(), wire::kHeaderBytes));
   if (!header.ok()) return refuse(header.status());
+  const bool of_header = trailer_of_ == wire::TrailerOf::kHeader;
+  if (of_header) header_hash_ = hash64(unread(), wire::kHeaderBytes);
   begin_ += wire::kHeaderBytes;
   header_ = *header;
   done_ = 0;
-  streamed_ = header_.payload_bytes > kBufferBytes;
+  streamed_ = !of_header && header_.payload_bytes > kBufferBytes;
   if (streamed_) hasher_.reset();
   stage_ = Stage::kPlace;
   return Event::kHeader;
@@ -68,7 +70,9 @@ FrameReader::Event FrameReader::check_trailer() {
   stage_ = Stage::kHeader;
   const uint8_t* const payload = std::exchange(payload_, nullptr);
   if (payload == nullptr) return Event::kFrame;  // discarded
-  const uint64_t found = streamed_ ? hasher_.digest() : hash64(payload, header_.payload_bytes);
+  const uint64_t found = trailer_of_ == wire::TrailerOf::kHeader ? header_hash_
+                         : streamed_                             ? hasher_.digest()
+                                     : hash64(payload, header_.payload_bytes);
   if (found == sent) return Event::kFrame;
   why_ = error(Code::kProtocol, "{} from {} has checksum {:016x}, its bytes have {:016x}",
                describe(header_), peer_, sent, found);

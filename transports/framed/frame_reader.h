@@ -28,7 +28,8 @@ class FrameReader {
   };
 
   // peer: its name, for errors about what it sent.
-  explicit FrameReader(std::string peer) : peer_(std::move(peer)) {}
+  explicit FrameReader(std::string peer, wire::TrailerOf trailer_of = wire::TrailerOf::kPayload)
+      : peer_(std::move(peer)), trailer_of_(trailer_of) {}
   void set_peer(std::string peer) { peer_ = std::move(peer); }
 
   Event next();
@@ -60,9 +61,11 @@ class FrameReader {
   const uint8_t* unread() const { return buffer_.data() + begin_; }
 
   std::string peer_;
+  const wire::TrailerOf trailer_of_;
   Status why_;
   Stage stage_ = Stage::kHeader;
   wire::FrameHeader header_;
+  uint64_t header_hash_ = 0;    // for TrailerOf::kHeader
   uint8_t* payload_ = nullptr;  // null: discard
   uint64_t room_ = 0;           // of payload_
   uint64_t done_ = 0;

@@ -16,7 +16,10 @@ void FrameWriter::begin(const OutFrame& frame) {
   sent_ = 0;
   hashed_ = 0;
   const uint64_t bytes = frame.header.payload_bytes;
-  if (bytes > kChunkBytes) {
+  if (trailer_of_ == wire::TrailerOf::kHeader) {
+    trailer_ = wire::encode_trailer(hash64(header_.data(), header_.size()));
+    hashed_ = bytes;
+  } else if (bytes > kChunkBytes) {
     hasher_.reset();
   } else if (bytes > 0) {
     trailer_ = wire::encode_trailer(hash64(frame.payload, bytes));

@@ -17,6 +17,9 @@ class FrameWriter {
  public:
   using Parts = std::array<iovec, 3>;
 
+  explicit FrameWriter(wire::TrailerOf trailer_of = wire::TrailerOf::kPayload)
+      : trailer_of_(trailer_of) {}
+
   // Takes a frame; the last one is complete, or was dropped.
   void begin(const OutFrame& frame);
   // The frame that is being sent.
@@ -32,6 +35,7 @@ class FrameWriter {
  private:
   void hash_ahead();
 
+  const wire::TrailerOf trailer_of_;
   bool busy_ = false;
   OutFrame frame_;
   wire::HeaderBytes header_;

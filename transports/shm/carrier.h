@@ -57,8 +57,8 @@ class RingCarrier final : public framed::FrameCarrier, private Served {
   const PeerRings rings_;
   RingWriter out_;
   RingReader in_;
-  framed::FrameWriter writer_;
-  framed::FrameReader reader_{""};
+  framed::FrameWriter writer_{wire::TrailerOf::kHeader};
+  framed::FrameReader reader_{"", wire::TrailerOf::kHeader};
   framed::FrameOwner* owner_ = nullptr;  // until start
   std::string peer_;
   bool open_ = true;
