@@ -86,6 +86,7 @@ class Lab:
     """Hosts 1 .. ranks, one per rank, with links of one rate."""
 
     interface = "eth0"
+    has_hosts = True
 
     def __init__(self, ranks, rate, programs, delay=None, loss=None, prefix="sotto-net", mtu=None):
         """programs: the folder of the build's programs, which may have what lab.sh needs. prefix: of the lab's name, which
@@ -144,6 +145,7 @@ class Loopback:
     """Ranks on 127.0.0.1, held to the rate by the TCP transport's own limiter."""
 
     interface = "lo"
+    has_hosts = False
 
     def __init__(self, rate):
         self.environment = dict(os.environ)

@@ -17,6 +17,7 @@
 #include "tests/perf/net.h"
 #include "tests/perf/timed_device.h"
 #include "tests/support/calls.h"
+#include "transports/shm/shm_backend.h"
 #include "transports/tcp/tcp_backend.h"
 
 namespace sotto::perf {
@@ -38,15 +39,19 @@ void must(const Status& status) {
 }
 
 std::shared_ptr<Comm> join(const std::shared_ptr<TimedDevice>& device, const Params& params,
-                           const tcp::Params& own, const Environment& environment) {
+                           const tcp::Params& own_tcp, const shm::Params& own_shm,
+                           const Environment& environment) {
   ContextOptions context;
   context.environment = environment;
   context.params = params;
-  context.params.transport = "tcp";
+  if (params.transport != "shm") context.params.transport = "tcp";
   context.device = device;
   context.backends["tcp"] = {
-      [own](const Params& common) { return make_tcp_backend(tcp_options(common, own)); },
+      [own_tcp](const Params& common) { return make_tcp_backend(tcp_options(common, own_tcp)); },
       transport_row("tcp")};
+  context.backends["shm"] = {
+      [own_shm](const Params& common) { return make_shm_backend(shm_options(common, own_shm)); },
+      transport_row("shm")};
   Result<std::shared_ptr<Comm>> comm =
       Comm::create(std::make_shared<Context>(std::move(context)), CommConfig{});
   must(comm.status());
@@ -67,12 +72,13 @@ class Rank {
     const Environment environment = process_environment();
     ParamReader reader(environment);
     const auto params = reader.read<Params>();
-    const auto own = reader.read<tcp::Params>();
+    const auto own_tcp = reader.read<tcp::Params>();
+    const auto own_shm = reader.read<shm::Params>();
     must(reader.status());
     Result<SimdLevel> simd = simd_level_from_name(params.simd);
     must(simd.status());
     device_ = std::make_shared<TimedDevice>(*simd);
-    comm_ = join(device_, params, own, environment);
+    comm_ = join(device_, params, own_tcp, own_shm, environment);
   }
   int32_t rank() const { return comm_->rank(); }
 

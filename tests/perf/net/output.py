@@ -5,7 +5,7 @@ import statistics
 from dataclasses import dataclass
 
 from measure import quantile, spread
-from rows import best_peer
+from rows import best_peer, is_ours
 
 COLUMNS = ("benchmark", "kind", "row", "what", "side", "method", "rate", "rate_mbit", "delay", "loss", "mtu", "gap", "isolation", "ranks",
            "cores", "n", "bytes", "pairs", "operations", "dropped", "ms_p50", "ms_p99", "ms_p999", "ms_iqr", "ratio",
@@ -34,7 +34,7 @@ def goodput_share(figure, setting):
 
 def figure_line(figure, n, best, setting):
     ratios = [b / f for b, f in zip(best.ms, figure.ms)]
-    ours = figure.side == "sotto"
+    ours = is_ours(figure.side)
     return _line(
         setting, kind="time", what=f"{best.name} / this", side=figure.side, method=figure.method, n=n, bytes=4 * n,
         pairs=len(figure.ms), operations=figure.operations, dropped=figure.dropped, ms_p50=figure.median,
@@ -81,7 +81,7 @@ def large_table(figures, n, setting):
     body = []
     for f in figures.values():
         ratios = [b / x for b, x in zip(best.ms, f.ms)]
-        ours = f.side == "sotto"
+        ours = is_ours(f.side)
         body.append([
             f.side, f.method, f"{f.median:.2f}", f"{100 * spread(f.ms):.1f}", f"{f.dropped}+{f.operations}",
             f"{8 * f.payload / n:.3f}" if ours else "-", _or_dash(f.interface, ".0f"),
@@ -105,7 +105,7 @@ def small_table(latencies):
 
 def rows_table(rows):
     return grid(["row", "ratio of", "median", "IQR %", "target", "verdict"], [
-        [str(r.row), r.what, f"{r.ratio:.3f}", f"{100 * r.iqr:.1f}",
+        ["-" if r.row is None else str(r.row), r.what, f"{r.ratio:.3f}", f"{100 * r.iqr:.1f}",
          "-" if r.target is None else f"{'<=' if r.less_is_better else '>='} {r.target:.2f}", r.verdict] for r in rows])
 
 

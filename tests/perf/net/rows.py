@@ -4,7 +4,7 @@ import statistics
 from dataclasses import dataclass
 
 from measure import GOODPUT, ONE_HOP_BYTES, spread
-from sides import EAGER
+from sides import EAGER, OVER_TCP
 
 MAX_SPREAD = 0.10
 SMALL = (4, 256, 1024, 4096, 8192, ONE_HOP_BYTES)  # bytes
@@ -27,12 +27,14 @@ ROWS = {
 TARGETS = {(10, 100): 31, (10, 10): 31, (11, 1000): 20, (12, 10000): 6, (13, None): 3, (14, 100): 1.03, (14, 1000): 1.20,
            (15, None): 25, (16, 1000): 0.99, (16, None): 1.15, (17, 100): 1 / 0.97, (28, 1000): 0.90}
 LESS_IS_BETTER = (14, 17)
+# On one host by shared memory, (ranks, what): target.
+HOST_TARGETS = {(4, "tcp"): 1.5, (4, "peer"): 1.0, (2, "4 B"): 0.5}
 SMALL_GLOO = {4: 10, 1024: 50, 4096: 50, 8192: 50, ONE_HOP_BYTES: 30}
 
 
 @dataclass
 class Row:
-    row: int
+    row: int  # None: of no row of the table
     what: str
     ratio: float
     iqr: float
@@ -46,6 +48,10 @@ class Row:
         if (self.ratio > self.target) if self.less_is_better else (self.ratio < self.target):
             return "not reached"
         return "reached" if self.iqr < MAX_SPREAD else "not settled: the spread is too large"
+
+
+def is_ours(side):
+    return side in ("sotto", OVER_TCP)
 
 
 def of_rate(bits_per_second):
@@ -70,7 +76,7 @@ def applicable(bits_per_second, delay_s, peers):
 
 def best_peer(figures):
     """The fastest float32 of others, or ours where there is no other."""
-    peers = [f for f in figures.values() if f.side != "sotto" and f.method == "fp32"]
+    peers = [f for f in figures.values() if not is_ours(f.side) and f.method == "fp32"]
     return min(peers or [figures["sotto", "fp32"]], key=lambda f: f.median)
 
 
@@ -125,7 +131,7 @@ def small_rows(latencies):
     by = {(x.side, x.method, x.bytes): x for x in latencies}
     rows = []
     for (side, _, size), peer in by.items():
-        if side == "sotto":
+        if is_ours(side):
             continue
         ours = by["sotto", "fp32", size]
         if side.startswith("openmpi"):
@@ -133,6 +139,24 @@ def small_rows(latencies):
         else:
             target = SMALL_GLOO.get(size) if side == "gloo" else None
             rows.append(Row(19, f"{size} B: {side} / our fp32", *_ratio(peer, ours), target))
+    return rows
+
+
+def host_rows(figures, latencies, ranks):
+    """Shared memory next to TCP, and next to the best peer, on one host."""
+    rows = []
+    if figures:
+        ours, tcp, peer = figures["sotto", "fp32"], figures[OVER_TCP, "fp32"], best_peer(figures)
+        for name, other, what in (("our fp32 over TCP", tcp, "tcp"), (peer.name, peer, "peer")):
+            if other is not ours:
+                ratios = [x / y for x, y in zip(other.ms, ours.ms)]
+                rows.append(Row(None, f"{name} / by shared memory", statistics.median(ratios), spread(ratios),
+                                HOST_TARGETS.get((ranks, what))))
+    by = {(x.side, x.bytes): x for x in latencies if x.method == "fp32"}
+    for (side, size), tcp in by.items():
+        if side == OVER_TCP:
+            rows.append(Row(None, f"{size} B: our fp32 by shared memory / over TCP", *_ratio(by["sotto", size], tcp),
+                            HOST_TARGETS.get((ranks, f"{size} B")), True))
     return rows
 
 

@@ -47,7 +47,7 @@ Method. All ranks run at once, each in a network namespace of its own behind lin
 operations, fewer if they would take more than 4 s, at least one. Ratios are those of the same turn; their median and interquartile range are shown, and a target counts as
 reached if the range is below 10 %. The best fp32 peer is what 1 bit is compared with. Peers run in their best setting:
 gloo and Open MPI on the right interface, Open MPI also with its ring, yielding when idle, not bound to cores; MPICH over
-UCX's TCP. Results are compared with the mean, element by element, and have to be equal on all ranks; bytes sent have to
+UCX's TCP. On one host MPI libraries have their own shared memory. Results are compared with the mean, element by element, and have to be equal on all ranks; bytes sent have to
 equal plan and formula; if not, the exit code is 1. Bound of row 14: max(encode, wire / 2) + max(server + decode, wire / 2),
 kernels by their processor time (times ranks / cores), wire = bytes / (0.956 x rate).
 
@@ -59,6 +59,7 @@ Examples:
   sotto bench net --rate 100mbit --json net.jsonl
   sotto bench net --rate 1gbit --delay 50ms --rows 28
   sotto bench net --rate none --rows 19 --ranks 2
+  sotto bench net --one-host
   sotto bench net --rate 1gbit --timeline line
   sotto bench net --rate 1gbit --beside-bulk
   sotto bench net --gap 10ms
@@ -115,6 +116,8 @@ def parse(arguments):
     parser.add_argument("--mtu", type=between(1280, 65535), help="largest packet of the hosts' interfaces, in bytes (default: 1500)")
     parser.add_argument("--loopback", action="store_true", help="ranks beside each other on loopback, without hosts, peers and links; "
                         "a --rate is held by the TCP transport")
+    parser.add_argument("--one-host", action="store_true", help="ranks beside each other on one host without a limit: ours by shared "
+                        "memory and over TCP, gloo over TCP, MPI libraries with their own shared memory")
     parser.add_argument("--peers", type=words_of(sides.PEERS), default=list(sides.PEERS),
                         help="out of " + ",".join(sides.PEERS) + " (default: all that are installed; \"\": none)")
     parser.add_argument("--rows", type=words_of(targets.ROWS, int), help="which rows (default: all that apply)")
@@ -137,7 +140,7 @@ def parse(arguments):
     options = parser.parse_args(arguments)
     if options.plot and not options.json:
         parser.error("--plot draws what --json FILE has: name that too")
-    options.rate = options.rate or ("none" if options.gap else "100mbit")
+    options.rate = options.rate or ("none" if options.gap or options.one_host else "100mbit")
     options.gap_ranks = (options.ranks,) if options.ranks else gap.RANKS
     options.ranks = options.ranks or 4
     options.bits_per_second = labs.bits_per_second(options.rate)
@@ -159,6 +162,12 @@ def check_network(parser, options):
     for name, value in (("--delay", options.delay), ("--loss", options.loss), ("--mtu", options.mtu)):
         if options.loopback and value is not None:
             parser.error(f"--loopback has no hosts whose links could have a {name}")
+    if options.one_host:
+        for name, value in (("--rate", options.bits_per_second), ("--delay", options.delay), ("--loss", options.loss),
+                            ("--mtu", options.mtu), ("--loopback", options.loopback), ("--gap", options.gap),
+                            ("--short", options.short), ("--timeline", options.timeline), ("--beside-bulk", options.beside_bulk)):
+            if value:
+                parser.error(f"--one-host has no links, and measures rows: {name} does not go with it")
     if options.mtu is not None and (options.delay or options.loss):
         parser.error("--mtu: links with --delay or --loss have 1500")
     if options.gap and (options.rows or options.peers != list(sides.PEERS)):
@@ -166,9 +175,11 @@ def check_network(parser, options):
 
 
 def enter(options, arguments):
-    """"netns" or "loopback". Where only a user namespace permits hosts, this program starts again inside one."""
+    """"netns", "loopback" or "one host". Where only a user namespace permits hosts, this program starts again inside one."""
     if options.loopback:
         return "loopback"
+    if options.one_host:
+        return "one host"
     how, reason = labs.enter(["-B", str(HERE / "run.py"), *arguments])
     if how:
         return "netns"
@@ -217,10 +228,11 @@ class Network:
         self._ends = contextlib.ExitStack()
         self.lab = self._ends.enter_context(a_lab(options, rate, isolation))
         try:
-            ours = sides.Ours(self.lab, options.ranks, options.sotto_perf)
-            ours.start()
-            self.sides.append(ours)
-            for name in options.peers if isolation == "netns" else ():
+            for ours in self._ours(options, isolation):
+                self.sides.append(ours)
+                ours.start()
+            ours = self.sides[0]
+            for name in options.peers if isolation != "loopback" else ():
                 try:
                     self.sides.append(sides.start_peer(name, self.lab, options.ranks, peers_folder(programs)))
                 except sides.Missing as reason:
@@ -230,6 +242,15 @@ class Network:
         except BaseException:
             self.close()
             raise
+
+    def _ours(self, options, isolation):
+        """The first is the one that rows are about; neither is started."""
+        programs = options.ranks, options.sotto_perf
+        if isolation != "one host":
+            return [sides.Ours(self.lab, *programs)]
+        tcp = sides.Ours(self.lab, *programs, name=sides.OVER_TCP, SOTTO_TRANSPORT="tcp")
+        tcp.methods = ("fp32", "1bit")
+        return [sides.Ours(self.lab, *programs, SOTTO_TRANSPORT="shm"), tcp]
 
     def _check_delay(self, options):
         """A small all-reduce takes a round trip at least, or the delay is not there."""
@@ -290,7 +311,7 @@ def announce(options, network, rate, wanted, n, pairs, series_s):
         say(f"skipped: {name}: {reason}")
     if 15 in wanted and len(network.entries(wanted)) == len(network.entries()):
         say("skipped: row 15: it needs gloo, and numpy beside torch")
-    if options.peers and len(network.sides) == 1:
+    if options.peers and all(targets.is_ours(side.name) for side in network.sides):
         say("no peer runs here: ratios are to our own fp32")
     if wanted - {19}:
         guess = measure.guessed_seconds(n, options.ranks, network.entries(wanted), pairs, network.lab.bits_per_second, series_s)
@@ -314,6 +335,8 @@ def run_rows(options, network, rate, wanted, short, results):
         latencies = measure.small(network.sides, network.entries(), sizes, pairs, count, turn_s, say)
         rows += targets.small_rows(latencies)
         say("\n" + output.small_table(latencies))
+    if options.one_host:
+        rows += targets.host_rows(figures, latencies, options.ranks)
     if rows:
         say(output.rows_table(rows))
     results.add(network, n, figures, latencies, rows)

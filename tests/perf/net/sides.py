@@ -33,8 +33,9 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 METHODS = ("fp32", "bf16", "int8", "int4", "1bit")
 START_S = 120
-OPEN_MPI = ("--allow-run-as-root", "--bind-to", "none", "--oversubscribe", "--mca", "pml", "ob1", "--mca", "btl", "tcp,self",
-            "--mca", "btl_tcp_if_include", "eth0", "--mca", "oob_tcp_if_include", "eth0", "--mca", "mpi_yield_when_idle", "1")
+OPEN_MPI_ANYWHERE = ("--allow-run-as-root", "--bind-to", "none", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1")
+OPEN_MPI = (*OPEN_MPI_ANYWHERE, "--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "eth0",
+            "--mca", "oob_tcp_if_include", "eth0")
 RING = ("--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_allreduce_algorithm", "4")
 
 
@@ -149,9 +150,9 @@ def free_port():
 class Ours(Side):
     methods = METHODS
 
-    def __init__(self, lab, ranks, sotto_perf, **environment):
+    def __init__(self, lab, ranks, sotto_perf, name="sotto", **environment):
         rendezvous = f"tcp://{lab.address(0)}:{free_port()}"
-        super().__init__("sotto", ranks, [
+        super().__init__(name, ranks, [
             ([*lab.inside(r), sotto_perf, "net_rank", "CONTROL"],
              {**lab.environment, **environment, "SOTTO_RANK": str(r), "SOTTO_WORLD_SIZE": str(ranks), "SOTTO_RENDEZVOUS": rendezvous,
               "SOTTO_LISTEN": lab.address(r)}) for r in range(ranks)])
@@ -197,9 +198,16 @@ def _mpi(lab, ranks, library, options):
     return [(words, {**lab.environment, "OMP_NUM_THREADS": "1", "SOTTO_LAB": str(ROOT / "integration/netns/lab.sh")})]
 
 
+def _mpi_on_one_host(lab, words):
+    """With what the library has for it: its shared memory."""
+    return [([*words, "CONTROL"], {**lab.environment, "OMP_NUM_THREADS": "1"})]
+
+
 def _openmpi(*more):
     def commands(lab, ranks, build):
         program = _compiled("openmpi", build)
+        if not lab.has_hosts:
+            return _mpi_on_one_host(lab, ["mpiexec.openmpi", *OPEN_MPI_ANYWHERE, *more, "-n", str(ranks), program])
         return _mpi(lab, ranks, "openmpi", lambda hosts: [
             *OPEN_MPI, *more, "--mca", "plm_rsh_agent", str(HERE / "enter.sh"), "-H", ",".join(hosts), "-n", str(ranks), program])
     return commands
@@ -207,6 +215,8 @@ def _openmpi(*more):
 
 def _mpich(lab, ranks, build):
     program = _compiled("mpich", build)
+    if not lab.has_hosts:
+        return _mpi_on_one_host(lab, ["mpiexec.mpich", "-n", str(ranks), program])
     addresses = [lab.address(r) for r in range(ranks)]
     return _mpi(lab, ranks, "mpich", lambda _: [
         "-launcher", "rsh", "-launcher-exec", str(HERE / "enter.sh"), "-iface", lab.interface, "-hosts", ",".join(addresses),
@@ -214,6 +224,7 @@ def _mpich(lab, ranks, build):
 
 
 PEERS = {"gloo": _gloo, "openmpi": _openmpi(), "openmpi-ring": _openmpi(*RING), "mpich": _mpich}
+OVER_TCP = "sotto tcp"  # ours on one host, next to "sotto", which has shared memory there
 EAGER = ("gloo", "1bit")  # operations of a framework on top of gloo's collectives: for row 15 alone
 
 

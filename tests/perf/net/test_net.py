@@ -191,6 +191,12 @@ class Options(unittest.TestCase):
         self.assertEqual((one.rate, one.gap_ranks, one.sizes), ("1gbit", (8,), (4000,)))
         self.assertEqual((self.parse().rate, self.parse().ranks, self.parse().n), ("100mbit", 4, 25_000_000))
 
+    def test_one_host(self):
+        options = self.parse("--one-host", "--ranks", "2")
+        self.assertEqual((options.rate, options.rows), ("none", {13, 15, 16, 19}))
+        for words in (("--rate", "1gbit"), ("--delay", "1ms"), ("--loopback",), ("--gap", "10ms"), ("--short",), ("--beside-bulk",)):
+            self.assertIn(f"{words[0]} does not go with it", self.parse("--one-host", *words))
+
     def test_errors(self):
         for words, text in ((("--rate", "fast"), "'fast'"), (("--rate", "0mbit"), "'0mbit'"), (("--delay", "3"), "'3'"),
                             (("--rows", "28"), "row 28 applies to"), (("--rows", "1"), "'1' is not one of"),
@@ -200,6 +206,28 @@ class Options(unittest.TestCase):
                             (("--gap", "10ms", "--rows", "10"), "--gap"), (("--gap", "10ms", "--peers", "gloo"), "--gap"),
                             (("--plot", "x.svg"), "--json")):
             self.assertIn(text, self.parse(*words))
+
+
+class OneHost(unittest.TestCase):
+    def latency(self, side, *medians):
+        return measure.Latency(side, "fp32", 4, medians=list(medians))
+
+    def test_rows_of_shared_memory(self):
+        figures = {(f.side, f.method): f for f in (
+            figure("sotto", "fp32", 10, 10), figure("sotto", "1bit", 5, 5), figure(sides.OVER_TCP, "fp32", 16, 16),
+            figure("openmpi", "fp32", 9, 9), figure("gloo", "fp32", 30, 30))}
+        found = {r.what: (r.ratio, r.target, r.verdict) for r in rows.host_rows(figures, [], 4)}
+        self.assertEqual(found, {"our fp32 over TCP / by shared memory": (1.6, 1.5, "reached"),
+                                 "openmpi fp32 / by shared memory": (0.9, 1.0, "not reached")})
+        small = rows.host_rows({}, [self.latency("sotto", 2, 2), self.latency(sides.OVER_TCP, 5, 5)], 2)
+        self.assertEqual([(r.ratio, r.target, r.verdict) for r in small], [(0.4, 0.5, "reached")])
+        self.assertEqual({r.target for r in rows.host_rows(figures, [], 3)}, {None})
+
+    def test_ours_over_tcp_is_no_peer(self):
+        figures = {(f.side, f.method): f for f in (figure("sotto", "fp32", 10), figure(sides.OVER_TCP, "fp32", 1))}
+        self.assertEqual(rows.best_peer(figures).side, "sotto")
+        self.assertEqual(rows.small_rows([self.latency("sotto", 2), self.latency(sides.OVER_TCP, 5)]), [])
+        self.assertIn("our fp32 over TCP", output.rows_table(rows.host_rows(figures, [], 4)))
 
 
 class Processes(unittest.TestCase):
