@@ -11,7 +11,7 @@ usage: integration/setup.sh [run|test|bench|tidy] [--dry-run] [-h|--help]
 Installs missing Debian packages (needs root); a second run installs nothing.
   run        what the library, its tools and the quickstart need
   test       that, and what the tests need (default). From pip's index come, into the virtual environment .venv of this
-             checkout, PyTorch's CPU build, JAX's, DeepSpeed and the trainers that the Python package is tested with (2 GB);
+             checkout, PyTorch's CPU build, JAX's, DeepSpeed, Ray and the trainers that the Python package is tested with (2.7 GB);
              where there are CUDA's headers but not NCCL's, also the wheel that has them (200 MB)
   bench      what run needs, and the libraries that sotto bench net compares with; of these torch comes from pip's index,
              into .venv too (several gigabytes where the index has only its CUDA build)
@@ -76,6 +76,9 @@ TORCH_CPU=$TORCH+cpu
 # What the Python package is tested with besides: the framework whose programs it runs, and trainers that keep its state.
 FRAMEWORKS=(deepspeed==0.18.9 transformers==5.23.0 accelerate==1.15.0 lightning==2.6.6)
 JAX="jax[cpu]==0.10.2"  # 500 MB with what it needs, half a minute from a near index
+# Ray Train: 500 MB with what it needs, a quarter of a minute from a near index. Of ray[train] not tensorboardX: Ray
+# Train does not import it, and Lightning would log with it.
+RAY=(ray==2.60.0 pandas==3.1.1 pyarrow==26.0.1)
 # Tools of tests: types, style, the report of training runs, progress bars of compared programs, wheels.
 PYTHON_TOOLS=(mypy==2.4.1 ruff==0.17.6 matplotlib==3.11.2 tqdm==4.70.1 scikit-build-core==1.1.2)
 PYTEST=pytest==9.2.0  # the tests that need torch run with it (bindings/run_pytest.py)
@@ -172,13 +175,13 @@ install_torch() {
 
 has_frameworks() {
   has_torch && "$VENV/bin/python" -c 'import importlib.util as u, sys
-sys.exit(not all(map(u.find_spec, ("deepspeed", "jax", "transformers", "accelerate", "lightning", "mypy", "ruff", "matplotlib", "tqdm", "scikit_build_core"))))'
+sys.exit(not all(map(u.find_spec, ("deepspeed", "jax", "ray", "pandas", "pyarrow", "transformers", "accelerate", "lightning", "mypy", "ruff", "matplotlib", "tqdm", "scikit_build_core"))))'
 }
 
 # What the tests of the Python package want. Only PyTorch's CPU build: the other one has gigabytes that no test uses.
 install_frameworks() {
   if has_frameworks; then return 0; fi
-  say "setup: $TORCH_CPU, $JAX, ${FRAMEWORKS[*]}, ${PYTHON_TOOLS[*]} to install from pip's index into .venv (two to ten minutes)"
+  say "setup: $TORCH_CPU, $JAX, ${FRAMEWORKS[*]}, ${RAY[*]}, ${PYTHON_TOOLS[*]} to install from pip's index into .venv (two to ten minutes)"
   [ "$dry_run" = no ] || return 0
   local why="tests that need what is missing are left out, and counted as skipped"
   make_venv || { say "setup: $why" && return 0; }
@@ -189,6 +192,7 @@ install_frameworks() {
   # DeepSpeed's own set-up imports torch.
   pip_install "${FRAMEWORKS[@]}" "$NUMPY" || say "setup: ${FRAMEWORKS[*]} cannot be installed; $why"
   pip_install "$JAX" "$NUMPY" || say "setup: $JAX cannot be installed; $why"
+  pip_install "${RAY[@]}" "$NUMPY" || say "setup: ${RAY[*]} cannot be installed; $why"
   pip_install "${PYTHON_TOOLS[@]}" || say "setup: ${PYTHON_TOOLS[*]} cannot be installed; $why"
 }
 

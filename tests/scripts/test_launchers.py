@@ -16,7 +16,8 @@ import tempfile
 import unittest
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from launcher_environment import ROOT, environment
+
 FOLDER = ROOT / "integration/launchers"
 TORCHRUN = ROOT / ".venv/bin/torchrun"
 TIMEOUT_S = 200
@@ -50,14 +51,6 @@ def free_port():
             return a.getsockname()[1]
 
 
-def environment(**more):
-    """Without what other launchers have set, with the Python package of the checkout."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("SOTTO_", "SLURM_", "OMPI_", "PMI_", "PYTHON"))
-            and k not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
-    return {**kept, "SOTTO_LIBRARY": LIBRARY, "PYTHONPATH": str(ROOT / "bindings/python/src"), "PYTHONDONTWRITEBYTECODE": "1",
-            "SOTTO_CPU_THREADS": "1", "SOTTO_TIMEOUT_US": "60000000", **more}
-
-
 class Launchers(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -74,8 +67,8 @@ class Launchers(unittest.TestCase):
 
     def run_it(self, *command, ranks=2, **variables):
         path = f"{self.bin}:{variables.pop('PATH', os.environ['PATH'])}"
-        done = subprocess.run([str(word) for word in command], env=environment(PATH=path, **variables), stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, timeout=TIMEOUT_S, check=False)
+        done = subprocess.run([str(word) for word in command], env=environment(LIBRARY, PATH=path, **variables),
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=TIMEOUT_S, check=False)
         self.assertEqual(done.returncode, 0, done.stdout)
         for rank in range(ranks):
             self.assertIn(f"rank {rank} of {ranks}: 20 steps", done.stdout)
@@ -119,9 +112,10 @@ class Launchers(unittest.TestCase):
         container, = pods[0]
         own = {variable["name"]: variable["value"] for variable in container["env"]}
         port = str(free_port())
+        own |= {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         processes = [
             subprocess.Popen(container["command"], cwd=FOLDER, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                             env=environment(RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **own))
+                             env=environment(LIBRARY, RANK=str(rank), **own))
             for rank in range(size)]
         for rank, process in enumerate(processes):
             out, _ = process.communicate(timeout=TIMEOUT_S)

@@ -1,5 +1,7 @@
 """Checkpoints of sotto.deepspeed's engine, and those of DeepSpeed's."""
 
+import shutil
+
 import pytest
 from ranks import thread_ranks
 
@@ -62,6 +64,30 @@ def test_checkpoints(checkpoint, tmp_path):
     files = {p.name for p in (tmp_path / "global_step6").iterdir()}
     ranks = {f"sotto_rank_0{r}_optim_states.pt" for r in (0, 1)} if checkpoint == "exact" else set()
     assert files == {"mp_rank_00_model_states.pt"} | ranks
+
+
+def test_exact_checkpoints_on_disks_of_their_own(tmp_path):
+    """Every rank writes to its own machine's disk; what is merged behind it loads on all."""
+    config = {"optimizer": LAMB, "sotto": {"checkpoint": "exact"}}
+
+    def body(comm):
+        engine, *_ = start(comm, config)
+        run(engine, comm.rank, range(6))
+        engine.save_checkpoint(tmp_path / f"disk{comm.rank}")
+        if comm.rank == 0:
+            for disk in ("disk0", "disk1"):
+                shutil.copytree(tmp_path / disk, tmp_path / "merged", dirs_exist_ok=True)
+        comm.barrier().wait()
+        run(engine, comm.rank, range(6, 10))
+        engine.close()
+        other, *_ = start(comm, config, Loss())
+        other.load_checkpoint(tmp_path / "merged")
+        run(other, comm.rank, range(6, 10))
+        assert all(torch.equal(p, q) for p, q in zip(parameters(engine), parameters(other)))
+        other.close()
+
+    thread_ranks(2, body)
+    assert {p.name for p in (tmp_path / "disk1").rglob("*.pt")} == {"sotto_rank_01_optim_states.pt"}
 
 
 def test_no_checkpoint_is_no_error(comm, tmp_path):

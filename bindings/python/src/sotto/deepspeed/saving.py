@@ -71,6 +71,8 @@ class Saving:
     ) -> bool:
         """Writes a checkpoint; every rank has to call it.
 
+        save_dir: may be on a disk of each machine's own: load_checkpoint() needs what rank 0 wrote,
+        and with "sotto": {"checkpoint": "exact"} this rank's file beside it.
         tag: name of the folder, the same on all ranks; None: global_stepN. client_state: plain
         values, tensors, numpy arrays and argparse's namespaces, which load_checkpoint() gives back.
         save_latest: whether "latest" names it. exclude_frozen_parameters: leaves out parameters
@@ -84,7 +86,7 @@ class Saving:
 
         def prepare() -> None:
             files.check_plain(client_state, "client_state")
-            if self.global_rank == 0:
+            if self.global_rank == 0 or self._exact:
                 folder.mkdir(parents=True, exist_ok=True)
 
         self._check_tag(name)
