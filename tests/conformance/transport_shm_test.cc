@@ -39,7 +39,7 @@ TransportCase over(const char* name, uint64_t ring_bytes,
 
 // With the smallest ring every message is longer than the ring somewhere.
 INSTANTIATE_TEST_SUITE_P(Shm, TransportSuite,
-                         testing::Values(over("shm", 262144), over("shm_small_ring", 16384)),
+                         testing::Values(over("shm", 524288), over("shm_small_ring", 16384)),
                          case_name);
 
 // Rank 1 cannot map what others send: pairs in which it is the higher rank have no shared memory,

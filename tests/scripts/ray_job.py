@@ -32,7 +32,7 @@ import sotto
 from sotto.deepspeed import files
 
 STEPS, EVERY, STOP = 24, 6, 15
-LIMIT_S = 100
+LIMIT_S = 200
 
 
 def note(path, **content):

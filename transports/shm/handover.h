@@ -21,7 +21,7 @@ namespace sotto::shm {
 inline constexpr uint64_t kLeastRingBytes = 16384, kMostRingBytes = uint64_t{1} << 28;
 
 struct HandoverOptions {
-  uint64_t ring_bytes = 262144;  // a power of two; of a pair the lower rank's counts
+  uint64_t ring_bytes = 524288;  // a power of two; of a pair the lower rank's counts
   framed::FlowLimits flow;       // of a group the smallest counts
   // Maps the memory of a peer.
   std::function<Result<Segment>(const Descriptor& memory, uint64_t bytes)> map = Segment::map;
