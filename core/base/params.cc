@@ -1,6 +1,6 @@
 #include "core/base/params.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <charconv>

@@ -6,7 +6,7 @@
 // and at every thread's entry function.
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cstdint>
 #include <memory>

@@ -1,6 +1,6 @@
 #include "core/config/document.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <set>
 

@@ -1,6 +1,6 @@
 #include "core/config/filter.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <vector>

@@ -1,6 +1,6 @@
 #include "core/config/keys.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <limits>
 

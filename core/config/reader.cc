@@ -1,5 +1,7 @@
 #include "core/config/reader.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 

@@ -1,7 +1,7 @@
 // Checked access to one object of the parsed file, driven by the table of keys.
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cstdint>
 #include <nlohmann/json.hpp>

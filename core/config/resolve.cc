@@ -1,4 +1,6 @@
 // What follows from a configuration: batch numbers, lengths of stages, and what stands in its way.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <iterator>
 

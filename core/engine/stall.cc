@@ -1,6 +1,6 @@
 #include "core/engine/stall.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <optional>

@@ -1,6 +1,6 @@
 #include "core/engine/trace.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cerrno>

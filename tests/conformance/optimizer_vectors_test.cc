@@ -1,5 +1,7 @@
 // Test vectors 13.1, 13.2, 13.4 to 13.8 of the specification, through plans, engine and
 // transport.
+#include <fmt/format.h>
+
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,5 +1,5 @@
 // Row 4: casts and blockwise integers.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "tests/perf/benchmarks.h"
 #include "tests/perf/workload.h"

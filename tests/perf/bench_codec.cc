@@ -1,5 +1,5 @@
 // Rows 1 to 3: the 1-bit codec.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cstring>
 

@@ -1,7 +1,7 @@
 // Rows 5 to 9: Adam, with low-precision state too, LAMB, 1-bit Adam, 1-bit LAMB, each with float32
 // and with bfloat16 gradients. With the latter there is no table of its own: the same targets,
 // bytes counted anew.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cstring>
 

@@ -2,7 +2,7 @@
 // per operation once everything has run before, resident memory beyond what is asked to be held,
 // the time of an operation that has next to nothing to do, of looking a handle up, and of marking a
 // gradient as ready.
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <malloc.h>
 #include <time.h>
 #include <unistd.h>

@@ -1,7 +1,7 @@
 // What a rank of a large group costs beside its work: memory, threads, descriptors, start-up. This
 // process is one rank of a job (tests/perf/scale.sh), or has 64 of them as threads.
 #include <dirent.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <sys/resource.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Row 35: codec topk.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "core/kernels/sparse.h"
 #include "tests/perf/benchmarks.h"

@@ -1,6 +1,6 @@
 // Row 18: bytes on the wire. For every kind of plan: what the counters saw equals the plan exactly,
 // the payload equals a closed formula, and the interface carried hardly more.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cmath>
 #include <nlohmann/json.hpp>

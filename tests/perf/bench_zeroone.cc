@@ -1,7 +1,7 @@
 // Row 25: what 0/1 Adam sends over the whole schedule of BERT-Large (specification 6.5). The bytes
 // of a step of each kind are counted on ranks that run a small schedule over TCP; the schedule that
 // the optimizer itself follows says how many of each kind the run has.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <array>
 #include <nlohmann/json.hpp>

@@ -1,6 +1,6 @@
 #include "tests/perf/capi_rank.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <stdexcept>
 #include <thread>

@@ -1,6 +1,6 @@
 #include "tests/perf/harness.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <sys/utsname.h>
 #include <time.h>
 

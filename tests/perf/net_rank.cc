@@ -1,6 +1,6 @@
 // One rank of the network benchmarks. tests/perf/net/sides.py starts it, describes what it is told,
 // and compares its results with those of other libraries.
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include <chrono>

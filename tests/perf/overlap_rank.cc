@@ -1,6 +1,6 @@
 // One rank of the benchmark of overlap. tests/perf/net/overlap.py starts it and tells it what to
 // do.
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <time.h>
 #include <unistd.h>
 

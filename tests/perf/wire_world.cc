@@ -1,7 +1,7 @@
 #include "tests/perf/wire_world.h"
 
 #include <errno.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <net/if.h>
 #include <sched.h>
 #include <sys/ioctl.h>

@@ -1,6 +1,6 @@
 #include "tests/support/kernel_cases.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>

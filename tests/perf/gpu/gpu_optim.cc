@@ -1,6 +1,6 @@
 // Row 30: Adam's update on a CUDA device, alone and as a step through the C API, for one large
 // tensor and for a thousand small ones.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <chrono>
 

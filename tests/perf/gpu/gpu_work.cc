@@ -1,6 +1,6 @@
 #include "tests/perf/gpu/gpu_work.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>
