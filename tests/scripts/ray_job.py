@@ -2,7 +2,8 @@
 
     ray_job.py FOLDER
 
-What was seen goes to FOLDER/answer.json:
+The exit code is 77 where Ray cannot start a cluster, with the reason in the last line of the output. What was seen goes to
+FOLDER/answer.json:
     stopped     rank and process that were in the middle of step STOP on the node that died
     killed_s    when the node was killed (as time.time())
     met         what the other ranks raised: type, text, rank and when, and their silence limit
@@ -33,6 +34,7 @@ from sotto.deepspeed import files
 
 STEPS, EVERY, STOP = 24, 6, 15
 LIMIT_S = 200
+NO_CLUSTER = 77  # exit code: Ray itself does not start here
 
 
 def note(path, **content):
@@ -111,12 +113,21 @@ def reference(config):
     return loss, models[0].state_dict()
 
 
+def start_cluster():
+    """The cluster, and the node that is to die. Ends the program where Ray cannot start one."""
+    head = {"num_cpus": 1, "include_dashboard": False}
+    try:
+        cluster = ray.cluster_utils.Cluster(initialize_head=True, connect=True, head_node_args=head)
+        return cluster, cluster.add_node(num_cpus=1)
+    except Exception as error:  # pylint: disable=broad-exception-caught  # Ray raises of many types
+        print(f"{type(error).__name__}: {error}", flush=True)
+        sys.exit(NO_CLUSTER)
+
+
 def main():
     folder = Path(sys.argv[1])
     write_config(folder / "config.json")
-    head = {"num_cpus": 1, "include_dashboard": False}
-    cluster = ray.cluster_utils.Cluster(initialize_head=True, connect=True, head_node_args=head)
-    node = cluster.add_node(num_cpus=1)
+    cluster, node = start_cluster()
     words = [f"--{name}={value}" for name, value in (
         ("storage", folder / "results"), ("config", folder / "config.json"), ("steps", STEPS), ("every", EVERY))]
     with concurrent.futures.ThreadPoolExecutor(1) as pool:  # nodes are started by the main thread alone

@@ -18,6 +18,7 @@ from launcher_environment import ROOT, environment
 PYTHON = ROOT / ".venv/bin/python"
 FOLDERS = ("bindings/python/src", "bindings/python/tests", "integration/launchers")
 TIMEOUT_S, END_S = 480, 30
+NO_CLUSTER = 77  # exit code of ray_job.py
 # What Ray does besides: reports to its makers, passwords in the home folder, and processes that nothing here asks.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
          "RAY_TRAIN_METRICS_ENABLED": "0", "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0", "RAY_prestart_worker_first_driver": "0"}
@@ -74,6 +75,8 @@ class RayTrain(unittest.TestCase):
             except subprocess.TimeoutExpired:
                 self.kill_what_is_left()
                 self.fail(f"not at its end after {TIMEOUT_S} s:\n{job.communicate()[0]}")
+        if job.returncode == NO_CLUSTER:
+            self.skipTest(f"Ray starts no cluster here: {out.strip().splitlines()[-1]}")
         self.assertEqual(job.returncode, 0, out)
         end = time.monotonic() + END_S
         while left := processes_with(self.marker()):
