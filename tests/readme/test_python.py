@@ -37,10 +37,9 @@ FOUND = dict(examples())
 
 def missing(code):
     """Why this machine cannot run an example."""
-    if importlib.util.find_spec("numpy") is None and "numpy" in code:
-        return "numpy is not installed in this Python"
-    if importlib.util.find_spec("torch") is None and "torch" in code:
-        return "torch is not installed in this Python"
+    for name in ("numpy", "torch", "jax"):
+        if name in code and importlib.util.find_spec(name) is None:
+            return f"{name} is not installed in this Python"
     if '"cuda"' in code:
         import torch
 

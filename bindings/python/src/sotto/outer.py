@@ -24,6 +24,31 @@ WAITED = abi.SOTTO_OUTER_WAITED
 MEASURING = abi.SOTTO_OUTER_MEASURING
 
 
+def what_is_lost(
+    ranks: int, rank: int, comm: Comm, own: str = "its own state_dict()"
+) -> str | None:
+    """Where a rank of comm goes on from the state of a rank of so many: the warning; None: nothing.
+
+    own: what it would have to save and load to lose nothing.
+    """
+    if ranks != comm.size:
+        lost = (
+            "parameters become its anchor, what ranks had changed since the last launch is not in "
+            "it, and error feedback starts at zero. flush() before saving leaves nothing out"
+        )
+    elif rank != comm.rank:
+        lost = (
+            "what this rank had changed since the last launch is not in it, and error feedback "
+            f"starts at zero. For all of it every rank has to save and load {own}"
+        )
+    else:
+        return None
+    return (
+        f"the state was made by rank {rank} of {ranks}, and this is rank {comm.rank} of "
+        f"{comm.size}: {lost}"
+    )
+
+
 class OuterParam(NamedTuple):
     """One tensor of an outer optimizer.
 

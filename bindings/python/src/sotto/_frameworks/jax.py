@@ -35,6 +35,19 @@ def check_values(x: Any, what: str) -> None:
         )
 
 
+def device_of(x: Any, what: str) -> Any:
+    """The one device of an array. Errors: UnsupportedError (sharded, or a device not taken)."""
+    devices = x.devices()
+    if len(devices) != 1:
+        raise UnsupportedError(
+            f"{what} is sharded over {len(devices)} devices; allowed: arrays on one device"
+        )
+    (device,) = devices
+    if device.platform not in PLATFORMS:
+        raise device_error(what, str(device))
+    return device
+
+
 class Jax(Framework):
     """Arrays of one device each; JAX shows neither its streams nor its ranks."""
 
@@ -50,15 +63,7 @@ class Jax(Framework):
             return None
         check_values(x, what)
         dtype_code(str(x.dtype), what)
-        devices = x.devices()
-        if len(devices) != 1:
-            raise UnsupportedError(
-                f"{what} is sharded over {len(devices)} devices; allowed: arrays on one device"
-            )
-        (device,) = devices
-        if device.platform not in PLATFORMS:
-            raise device_error(what, str(device))
-        if device.platform == "cpu":
+        if device_of(x, what).platform == "cpu":
             x.block_until_ready()
         return view_of_dlpack(x, what, stream_on=current_stream)._replace(writable=False)
 

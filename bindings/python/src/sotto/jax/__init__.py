@@ -1,4 +1,4 @@
-"""Sotto for JAX: collectives and optimizers on arrays and trees of them.
+"""Sotto for JAX: collectives, optimizers and outer steps on arrays and trees of them.
 
 Arrays of JAX are never written: every function returns new ones. A program for sotto-run, torchrun,
 mpirun or srun, one device per rank:
@@ -19,6 +19,7 @@ broadcast, all_gather,         gradients: sotto.jax.all_reduce(grads, op="mean")
 reduce_scatter, reduce,
 send, recv, codec
 Optimizer                      those of ``sotto.optim``: in full precision, or in one bit
+Outer                          outer steps around inner ones of your own: local SGD, DiLoCo, CO2
 
 Calls stand between jitted functions, not inside one: what is traced there has no values, and is
 refused with an error. Arrays lie on one device each, in host memory or on a CUDA device. Nothing in
@@ -40,9 +41,11 @@ from .collectives import (
     send,
 )
 from .optim import Optimizer
+from .outer import Outer
 
 __all__ = [
     "Optimizer",
+    "Outer",
     "Pending",
     "all_gather",
     "all_reduce",

@@ -7,9 +7,7 @@ from typing import Any, Callable
 from .. import optim
 from ..comm import Comm
 from ..errors import InvalidArgumentError
-from .trees import Room, Tree, tree_of
-
-LOW_PRECISION = ("bfloat16", "float16")
+from .trees import Room, Tree, has_master, tree_of
 
 
 class Optimizer:
@@ -41,14 +39,8 @@ class Optimizer:
         self._masters, self._copies = [], []
         registered = []
         for leaf, name in zip(self._tree.leaves, self._tree.names):
-            low = str(leaf.dtype) in LOW_PRECISION
-            if not low and str(leaf.dtype) != "float32":
-                raise InvalidArgumentError(
-                    f'params, leaf "{name}", is of dtype {leaf.dtype}; allowed: float32, '
-                    f"{', '.join(LOW_PRECISION)}"
-                )
+            copy = Room(leaf).fill(leaf) if has_master(leaf, name) else None
             master = Room(leaf, dtype="float32").fill(leaf)
-            copy = Room(leaf).fill(leaf) if low else None
             self._masters.append(master)
             self._copies.append(copy)
             number = 0 if group is None else group(name)
@@ -72,7 +64,7 @@ class Optimizer:
 
     @property
     def params(self) -> Any:
-        """The parameters as they are now: a tree of new arrays."""
+        """The parameters as they are now: a tree of new arrays, copied at every call."""
         rooms = [copy or master for master, copy in zip(self._masters, self._copies)]
         return self._tree.build([room.copy() for room in rooms])
 
@@ -80,7 +72,11 @@ class Optimizer:
         """One step: averages the gradients over ranks, clips, updates; the new parameters.
 
         grads: a tree like params; means over this rank's samples, times the loss scale if there is
-        one. Collective. Errors: InvalidArgumentError (another tree, other shapes or dtypes), from
+        one; read where they lie. All parameters are copied once per step, into new memory of their
+        size: the library updates in place what it keeps, so an array that showed that memory would
+        change with the next step, and what a jitted function has been given must not.
+
+        Collective. Errors: InvalidArgumentError (another tree, other shapes or dtypes), from
         the operation NonfiniteError (nothing was updated) and the comm's own.
         """
         self._take(grads)
@@ -99,11 +95,7 @@ class Optimizer:
 
     def _take(self, grads: Any) -> None:
         tree = tree_of(grads, "grads")
-        if tree.structure != self._tree.structure:
-            raise InvalidArgumentError(
-                f"grads is a tree of {tree.structure}, params of {self._tree.structure}; they have "
-                "to be alike"
-            )
+        tree.check_structure("grads", self._tree)
         for leaf, name, room in zip(tree.leaves, tree.names, self._masters):
             if leaf.shape != room.shape:
                 raise InvalidArgumentError(

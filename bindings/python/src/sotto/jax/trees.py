@@ -12,6 +12,7 @@ import numpy
 from .._frameworks.jax import Fresh, check_values
 from ..errors import InvalidArgumentError
 
+LOW_PRECISION = ("bfloat16", "float16")  # what has a float32 master where it is trained
 ALIGNMENT = 64  # bytes; JAX takes over host memory that is aligned so, and copies other
 
 
@@ -26,13 +27,21 @@ class Tree(NamedTuple):
         """The same tree of other leaves."""
         return jax.tree_util.tree_unflatten(self.structure, leaves)
 
+    def check_structure(self, what: str, params: Tree) -> None:
+        """Errors: InvalidArgumentError (this tree, named what, has other leaves than params)."""
+        if self.structure != params.structure:
+            raise InvalidArgumentError(
+                f"{what} is a tree of {self.structure}, params of {params.structure}; they have to "
+                "be alike"
+            )
+
 
 def tree_of(tree: Any, what: str, kinds: tuple[type, ...] = (jax.Array,)) -> Tree:
     """A tree in pieces. Errors: InvalidArgumentError (names a leaf: no array, traced, deleted)."""
     found, structure = jax.tree_util.tree_flatten_with_path(tree)
     names = [".".join(map(_step, path)) for path, _ in found]
     for name, (_, leaf) in zip(names, found):
-        at = f'{what}, leaf "{name}",' if name else what
+        at = leaf_of(what, name)
         if not isinstance(leaf, kinds):
             raise InvalidArgumentError(
                 f"{at} is of type {type(leaf).__qualname__}; allowed: arrays of JAX and trees of "
@@ -51,27 +60,44 @@ def _step(key: Any) -> str:
     return str(key)
 
 
+def leaf_of(what: str, name: str) -> str:
+    """A leaf in error texts: what it is of, and its path."""
+    return f'{what}, leaf "{name}",' if name else what
+
+
+def has_master(leaf: Any, name: str) -> bool:
+    """Whether a parameter has a float32 master beside it. Errors: InvalidArgumentError (dtype)."""
+    low = str(leaf.dtype) in LOW_PRECISION
+    if not low and str(leaf.dtype) != "float32":
+        raise InvalidArgumentError(
+            f"{leaf_of('params', name)} is of dtype {leaf.dtype}; allowed: float32, "
+            f"{', '.join(LOW_PRECISION)}"
+        )
+    return low
+
+
 class Room:
     """Memory for a result, which becomes an array of JAX when it has been written."""
 
     def __init__(self, like: Any, shape: tuple[int, ...] | None = None, dtype: Any = None) -> None:
-        """like: an array, whose device the result has; shape, dtype: None: those too."""
+        """like: an array or a room, whose device it has; shape, dtype: None: those too."""
         self.shape = tuple(like.shape if shape is None else shape)
-        sharding = getattr(like, "sharding", None)
-        on_host = sharding is None or all(d.platform == "cpu" for d in sharding.device_set)
+        self.dtype = dtype or like.dtype
+        self.sharding = getattr(like, "sharding", None)
+        self.committed = getattr(like, "committed", True)
         # An array that JAX may move goes on being one: it is put where JAX puts new ones.
-        self._sharding = sharding if getattr(like, "committed", True) else None
+        self._target = self.sharding if self.committed else None
         self.memory: Any  # what the library writes
-        if on_host:
-            self.memory = aligned(self.shape, dtype or like.dtype)
+        if on_host(self.sharding):
+            self.memory = aligned(self.shape, self.dtype)
         else:
-            self.memory = Fresh(self.shape, dtype or like.dtype, sharding)
+            self.memory = Fresh(self.shape, self.dtype, self.sharding)
 
     def array(self) -> Any:
         """The array; from now on nothing may write the memory."""
         if isinstance(self.memory, Fresh):
             return self.memory.array
-        return jax.device_put(self.memory, self._sharding, may_alias=True)
+        return jax.device_put(self.memory, self._target, may_alias=True)
 
     def copy(self) -> Any:
         """An array of what is in the memory now, which may be written again."""
@@ -79,7 +105,7 @@ class Room:
             return jax.numpy.array(self.memory.array, copy=True).block_until_ready()
         values = aligned(self.shape, self.memory.dtype)
         values[...] = self.memory
-        return jax.device_put(values, self._sharding, may_alias=True)
+        return jax.device_put(values, self._target, may_alias=True)
 
     def fill(self, values: Any) -> Room:
         """Copies the values of an array of JAX, of the memory's dtype or one that it holds."""
@@ -89,6 +115,26 @@ class Room:
         else:
             self.memory[...] = numpy.asarray(values)
         return self
+
+    def adopt(self, values: Any) -> None:
+        """The memory of a master takes what others have written into its low-precision parameter.
+
+        Elements that still have the master's value keep its precision.
+        """
+        if isinstance(self.memory, Fresh):
+            held = self.memory.array
+            new = jax.numpy.where(held.astype(values.dtype) == values, held, values)
+            self.memory.array = new.block_until_ready()
+            return
+        given = numpy.asarray(values)
+        with numpy.errstate(over="ignore"):  # beyond float16 lies infinity
+            changed = self.memory.astype(given.dtype) != given
+        numpy.copyto(self.memory, given, where=changed)
+
+
+def on_host(sharding: Any) -> bool:
+    """Whether arrays with this sharding lie in host memory; None: they do."""
+    return sharding is None or all(d.platform == "cpu" for d in sharding.device_set)
 
 
 def aligned(shape: tuple[int, ...], dtype: Any) -> Any:

@@ -311,8 +311,9 @@ class Outer(Parameters):
 
         closure: as the inner optimizer takes it; its loss is returned.
         Errors: those of the inner step; InvalidStateError (inside evaluation(); DDP has averaged:
-        neither step was made); NonfiniteError ("nonfinite": "error"), the comm's own: the inner
-        step was made and is not counted, anchor and momentum are those of before.
+        neither step was made); the comm's own: the inner step was made and is not counted, anchor
+        and momentum are those of before; NonfiniteError ("nonfinite": "error"): the same, but it is
+        counted.
         """
         self._check_at_work("step()")
         outer = self._build()

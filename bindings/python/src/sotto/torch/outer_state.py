@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..comm import Comm
 from ..errors import InvalidArgumentError
+from ..outer import what_is_lost
 from .state import bytes_of, check_saved, description, gather, tensor_of
 
 if TYPE_CHECKING:
@@ -81,7 +81,8 @@ def load(optimizer: Outer, state: Mapping[str, Any]) -> None:
             blob = saved["blobs"][source]
             state = _with_inner(state, source)
         if blob is not None:
-            lost = _what_is_lost(saved["world_size"], source, comm)
+            own = "its own state_dict(), or what gather_state() gives"
+            lost = what_is_lost(saved["world_size"], source, comm, own)
         mode = "exact" if lost is None else "common"
         before = optimizer.inner.state_dict()
         _load_inner(optimizer, state)
@@ -95,27 +96,7 @@ def load(optimizer: Outer, state: Mapping[str, Any]) -> None:
         raise
     optimizer._lr = saved.get("lr")
     if lost is not None:
-        warnings.warn(
-            f"the state was made by rank {source} of {saved['world_size']}, and this is rank "
-            f"{comm.rank} of {comm.size}: {lost}",
-            stacklevel=3,
-        )
-
-
-def _what_is_lost(ranks: int, rank: int, comm: Comm) -> str | None:
-    """With a state of a rank of so many; None: nothing."""
-    if ranks != comm.size:
-        return (
-            "parameters become its anchor, what ranks had changed since the last launch is not in "
-            "it, and error feedback starts at zero. flush() before saving leaves nothing out"
-        )
-    if rank == comm.rank:
-        return None
-    return (
-        "what this rank had changed since the last launch is not in it, and error feedback starts "
-        "at zero. For all of it every rank has to save and load its own state_dict(), or what "
-        "gather_state() gives"
-    )
+        warnings.warn(lost, stacklevel=3)
 
 
 def _load_inner(optimizer: Outer, state: Mapping[str, Any]) -> None:
