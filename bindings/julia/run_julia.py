@@ -4,7 +4,7 @@
 usage: run_julia.py test|ranks|trainer
 
   test     the tests of one rank
-  ranks    collectives on 4 ranks, and a rank that dies
+  ranks    collectives, outer steps and overlap on 4 ranks, and a rank that dies
   trainer  the trainer runs on 4 ranks with integration/configs/onebit_lamb.json; with the gradients of the C trainer it has to come
            to the parameters that the C trainer has
 
@@ -55,8 +55,9 @@ def test():
 
 def ranks():
     command = julia()
-    said = launched(RANKS, *command, HERE / "test/ranks.jl", "collectives")
-    assert said.count("is well") == RANKS, said
+    for part in ("collectives", "training"):
+        said = launched(RANKS, *command, HERE / "test/ranks.jl", part, JULIA_NUM_THREADS="2")
+        assert said.count("is well") == RANKS, said
     # One rank is killed, which sotto-run tells; what counts is what the others say.
     said = launched(RANKS, *command, HERE / "test/ranks.jl", "death", ends_well=False)
     assert said.count("is well") == RANKS - 1, said

@@ -7,8 +7,8 @@ Collectives in few bits and the optimizers for them: `libsotto.so` for Julia.
     wait(Sotto.all_reduce!(comm, x; op = :mean))
     close(comm)
 
-`Sotto.init`, collectives, `Codec`, `Optimizer` and `parameters` are the interface;
-`Sotto.sotto_*` are the functions of the C header as they are.
+`Sotto.init`, collectives, `Codec`, `Optimizer`, `Outer`, `Overlap` and `parameters` are the
+interface; `Sotto.sotto_*` are the functions of the C header as they are.
 """
 module Sotto
 
@@ -25,6 +25,8 @@ include("collectives.jl")
 include("codec.jl")
 include("parameters.jl")
 include("optimizer.jl")
+include("outer.jl")
+include("overlap.jl")
 
 __init__() = atexit(close_all)
 

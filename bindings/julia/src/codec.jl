@@ -1,6 +1,6 @@
 # How all-reduces encode data on the wire, and other objects that live on a comm.
 
-"What codecs and optimizers have in common: `comm` and `handle`."
+"What codecs, optimizers, outer optimizers and overlaps have in common: `comm` and `handle`."
 abstract type Owned end
 
 function handle_of(owned::Owned)
@@ -10,24 +10,39 @@ end
 
 Base.isopen(owned::Owned) = owned.handle != C_NULL
 
-"To be called by constructors: the comm ends it, or the collector leaves its handle to the comm."
+"To be called by constructors: the comm ends it, or the collector leaves it to the comm."
 function own(owned::Owned)
-    push!(owned.comm.owned, WeakRef(owned))
+    lock(() -> push!(owned.comm.owned, WeakRef(owned)), owned.comm.lock)
     finalizer(owned) do owned
-        handle, kind = owned.handle, typeof(owned)
-        handle == C_NULL || drop(owned.comm, owned, () -> destroy(kind, handle))
+        owned.handle == C_NULL || drop(owned.comm, owned, () -> let_go(owned))
     end
     return owned
 end
 
-"""
-    close(codec_or_optimizer)
+"Ends what was dropped, with its memory still there. Whether that is done. With the lock of the comm."
+function let_go(owned::Owned)
+    destroy(typeof(owned), owned.handle)
+    owned.handle = C_NULL
+    return true
+end
 
-Gives it back to the library, behind a step in flight; a second call does nothing.
+"Whether it works on another object, which then ends after it."
+works_on(part, whole) = false
+
+"""
+    close(codec)
+
+Gives a codec, an optimizer, an outer optimizer or an overlap back to the library, behind a step in
+flight; a second call does nothing. An optimizer's overlaps and outer steps are closed before it, an
+overlap withdraws from an open round. Waits, with an outer optimizer for averages under way, with an
+overlap for the round, at most their deadlines.
 """
 function Base.close(owned::Owned)
     lock(owned.comm.lock) do
         owned.handle == C_NULL && return nothing
+        reap(owned.comm)
+        parts = [reference.value for reference in owned.comm.owned]
+        foreach(close, filter(part -> works_on(part, owned), parts))
         isopen(owned.comm) && check(destroy(typeof(owned), owned.handle))
         owned.handle = C_NULL
         return nothing
@@ -43,6 +58,13 @@ function exported(state, owned::Owned, mode)
         check(state(handle_of(owned), number, bytes, length(bytes), need))
         return resize!(bytes, need[])
     end
+end
+
+"Calls an import function: state(handle, mode, buffer, length)."
+function imported(state, owned::Owned, bytes, mode)
+    number = state_mode(mode)
+    lock(() -> check(state(handle_of(owned), number, bytes, length(bytes))), owned.comm.lock)
+    return nothing
 end
 
 const STATE_MODES = Dict(
@@ -81,9 +103,5 @@ destroy(::Type{Codec}, handle) = sotto_codec_destroy(handle)
 export_state(codec::Codec, mode = :exact) = exported(sotto_codec_state_export, codec, mode)
 
 "Replaces it by an export of the same mode."
-function import_state!(codec::Codec, bytes::Vector{UInt8}, mode = :exact)
-    lock(codec.comm.lock) do
-        check(sotto_codec_state_import(handle_of(codec), state_mode(mode), bytes, length(bytes)))
-    end
-    return nothing
-end
+import_state!(codec::Codec, bytes::Vector{UInt8}, mode = :exact) =
+    imported(sotto_codec_state_import, codec, bytes, mode)

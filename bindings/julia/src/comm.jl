@@ -5,6 +5,7 @@ mutable struct Flight
     handle::Ptr{sotto_op}  # C_NULL: it has ended
     keep::Any
     error::Union{Nothing,SottoError}
+    open::Bool  # a round that is not finished: it would not end
 end
 
 """
@@ -20,8 +21,8 @@ mutable struct Comm
     size::Int
     lock::ReentrantLock
     flights::Vector{Flight}
-    owned::Vector{WeakRef}  # codecs and optimizers, which end before the comm does
-    dropped::Vector{Function}  # what finalizers leave to the next call
+    owned::Vector{WeakRef}  # codecs, optimizers and so on, which end before the comm does
+    dropped::Vector{Function}  # what finalizers leave to the next call; each says whether it is done
     gate::Threads.SpinLock  # of dropped; finalizers never wait for it
 end
 
@@ -110,9 +111,15 @@ function reap(comm::Comm)
     lock(comm.gate)
     left = splice!(comm.dropped, 1:length(comm.dropped))
     unlock(comm.gate)
-    foreach(destroy -> destroy(), left)
+    filter!(end_it -> !end_it(), left)
+    lock(comm.gate)
+    append!(comm.dropped, left)
+    unlock(comm.gate)
     filter!(flight -> !ended(flight), comm.flights)
-    filter!(reference -> reference.value !== nothing, comm.owned)
+    filter!(comm.owned) do reference
+        object = reference.value
+        return object !== nothing && isopen(object)
+    end
     return nothing
 end
 
@@ -131,14 +138,17 @@ function ended(flight::Flight)
     return true
 end
 
-"Leaves a handle of a comm to its next call: finalizers must not wait. Not for users."
-function drop(comm::Comm, object, destroy::Function)
+"""
+Leaves an object of a comm to its next call: finalizers must not wait. `let_go()` says whether it is
+done, and is called again if not. Not for users.
+"""
+function drop(comm::Comm, object, let_go::Function)
     # The collector may have stopped a thread that holds it: another round asks again.
     if !trylock(comm.gate)
-        finalizer(object -> drop(comm, object, destroy), object)
+        finalizer(object -> drop(comm, object, let_go), object)
         return nothing
     end
-    push!(comm.dropped, destroy)
+    push!(comm.dropped, let_go)
     unlock(comm.gate)
     return nothing
 end
@@ -170,14 +180,16 @@ report(comm::Comm, kind = "all") = text_from((place...) -> sotto_comm_report(han
 """
     close(comm)
 
-Ends codecs and optimizers of the comm, waits for operations in flight, at most the comm's timeout,
-and leaves the group. Not collective. A second call does nothing. Errors: the first met.
+Ends codecs, optimizers, outer optimizers and overlaps of the comm, waits for operations in flight,
+at most the comm's timeout, and leaves the group. Not collective. A second call does nothing. Errors:
+the first met.
 """
 function Base.close(comm::Comm)
     isopen(comm) || return nothing
     status, text = Int32(SOTTO_OK), ""
     lock(comm.lock) do
-        foreach(reference -> reference.value === nothing || close(reference.value), comm.owned)
+        objects = [reference.value for reference in comm.owned]
+        foreach(object -> object === nothing || close(object), objects)
         reap(comm)
         status = sotto_comm_destroy(comm.handle)
         text = text_of(sotto_last_error())

@@ -5,8 +5,9 @@ const SLICE_US = 200  # a call of C holds up garbage collection on all threads
 """
     Op
 
-A collective or an optimizer step in flight. It may be dropped: the operation goes on, and its
-arrays stay alive. Until it has ended they must not be written, and results not be read.
+A collective, an optimizer step or a round of an overlap in flight. It may be dropped: the operation
+goes on, and its arrays stay alive. Until it has ended they must not be written, and results not be
+read.
 """
 struct Op
     comm::Comm
@@ -21,7 +22,7 @@ function started(start, comm::Comm, keep)
         reap(comm)
         out = Ref{Ptr{sotto_op}}(C_NULL)
         GC.@preserve keep check(start(out))
-        flight = Flight(out[], keep, nothing)
+        flight = Flight(out[], keep, nothing, false)
         push!(comm.flights, flight)
         return Op(comm, flight)
     end
@@ -34,11 +35,13 @@ Base.isready(op::Op) = op.flight.handle == C_NULL || lock(() -> ended(op.flight)
     wait(op::Sotto.Op; timeout = Inf)
 
 Waits until the operation has ended; other tasks run meanwhile. `timeout`: seconds; its own deadline
-ends the operation anyhow. Errors: the operation's, or `SottoError(:Timeout)` of this call: the
-operation goes on then.
+ends the operation anyhow. Errors: the operation's, `:InvalidState` (a round that is open, which
+would not end), or `:Timeout` of this call: the operation goes on then.
 """
 function Base.wait(op::Op; timeout::Real = Inf)
     limit = time() + timeout
+    op.flight.open && !isready(op) &&
+        throw(SottoError(:InvalidState, "the round is open, so it would not end: finish! or withdraw! comes first"))
     while !isready(op)
         time() < limit ||
             throw(SottoError(:Timeout, "the operation is still in flight after $timeout s; it goes on"))

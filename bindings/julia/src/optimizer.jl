@@ -24,13 +24,7 @@ mutable struct Optimizer <: Owned
     grads::Vector{AbstractArray}  # where the library reads gradients
     zeros::Dict{Int,AbstractArray}  # in place of gradients that are not there
     function Optimizer(comm::Comm, tree, config::AbstractString; group = name -> 0)
-        found = by_path(tree)
-        isempty(found) && invalid("the tree, a $(typeof(tree)), has no array of floating-point numbers")
-        paths, params = Path[path for (path, _) in found], AbstractArray[x for (_, x) in found]
-        names = String[join(path, '.') for path in paths]
-        for (name, x) in zip(names, params)
-            eltype(x) === Float32 || invalid("parameter \"$name\" has elements of type $(eltype(x)); allowed: Float32")
-        end
+        names, paths, params = trained(tree)
         grads = AbstractArray[zero(x) for x in params]
         out = Ref{Ptr{sotto_optim}}(C_NULL)
         GC.@preserve names params grads begin
@@ -44,6 +38,18 @@ mutable struct Optimizer <: Owned
         end
         return own(new(comm, out[], names, paths, params, grads, Dict{Int,AbstractArray}()))
     end
+end
+
+"Names, paths and arrays of parameters, which have to be of the type that is trained."
+function trained(tree)
+    found = by_path(tree)
+    isempty(found) && invalid("the tree, a $(typeof(tree)), has no array of floating-point numbers")
+    paths, params = Path[path for (path, _) in found], AbstractArray[x for (_, x) in found]
+    names = String[join(path, '.') for path in paths]
+    for (name, x) in zip(names, params)
+        eltype(x) === Float32 || invalid("parameter \"$name\" has elements of type $(eltype(x)); allowed: Float32")
+    end
+    return names, paths, params
 end
 
 destroy(::Type{Optimizer}, handle) = sotto_optim_destroy(handle)
@@ -70,11 +76,10 @@ accumulate!(optimizer::Optimizer, gradients; options...) =
 "0/1 Adam between synchronisations: brings the parameters of all ranks together."
 synchronize!(optimizer::Optimizer; options...) = launched(sotto_optim_synchronize, optimizer; options...)
 
-function launched(f, optimizer; timeout = nothing)
+"Starts a step: f(handle, call, out_op). It keeps the object alive, and with it the object's arrays."
+function launched(f, owned::Owned; timeout = nothing)
     call = call_of(; timeout = timeout)
-    started(optimizer.comm, (optimizer, optimizer.params, optimizer.grads)) do out_op
-        f(handle_of(optimizer), call, out_op)
-    end
+    started(out_op -> f(handle_of(owned), call, out_op), owned.comm, owned)
 end
 
 function set_grads!(optimizer::Optimizer, gradients)
@@ -90,9 +95,13 @@ function set_grads!(optimizer::Optimizer, gradients)
 end
 
 function gradient_of(optimizer, i, tree)
-    name, param = optimizer.names[i], optimizer.params[i]
     x = at_path(tree, optimizer.paths[i])
-    x === nothing && return get!(() -> zero(param), optimizer.zeros, i)
+    return x === nothing ? get!(() -> zero(optimizer.params[i]), optimizer.zeros, i) : readable(optimizer, i, x)
+end
+
+"The gradient of parameter i as the library reads it: itself, or a copy if its layout is another."
+function readable(optimizer, i, x)
+    name, param = optimizer.names[i], optimizer.params[i]
     x isa AbstractArray || invalid("the gradient of \"$name\" is of type $(typeof(x)); an array is needed")
     size(x) == size(param) ||
         invalid("the gradient of \"$name\" has size $(size(x)), the parameter $(size(param))")
@@ -124,9 +133,5 @@ ranks; `:mean` on any number of them, collective for the 1-bit types; `:reset`, 
 export_state(optimizer::Optimizer, mode = :configured) = exported(sotto_optim_state_export, optimizer, mode)
 
 "Replaces this rank's state by an export of the same mode. Nothing changes on error."
-function import_state!(optimizer::Optimizer, bytes::Vector{UInt8}, mode = :configured)
-    lock(optimizer.comm.lock) do
-        check(sotto_optim_state_import(handle_of(optimizer), state_mode(mode), bytes, length(bytes)))
-    end
-    return nothing
-end
+import_state!(optimizer::Optimizer, bytes::Vector{UInt8}, mode = :configured) =
+    imported(sotto_optim_state_import, optimizer, bytes, mode)

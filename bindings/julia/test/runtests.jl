@@ -129,6 +129,260 @@ end
     close(comm)
 end
 
+const PERIOD_OF_2 = """{"preset": "co2", "period": 2, "auto_floor": false, "penalty": "none", "clip": "none", "beta": 0}"""
+
+@testset "outer" begin
+    comm = Sotto.init(; size = 1, timeout = 20)
+    params = (w = fill(5f0, 3, 3), b = fill(5f0, 2))
+    outer = Sotto.Outer(comm, params, PERIOD_OF_2)
+    events = map(1:4) do _
+        foreach(x -> x .-= 0.5f0 .* (x .- 1f0), params)  # the inner step
+        wait(Sotto.step!(outer))
+        return Sotto.info(outer).events & ~Sotto.SOTTO_OUTER_WAITED
+    end
+    @test events == [0, Sotto.SOTTO_OUTER_LAUNCHED | Sotto.SOTTO_OUTER_HELD, 0,
+        Sotto.SOTTO_OUTER_LAUNCHED | Sotto.SOTTO_OUTER_CONSUMED]
+    @test all(==(2), params.w) && all(==(2), params.b)
+    @test (Sotto.info(outer).step, Sotto.info(outer).round, Sotto.info(outer).in_flight) == (4, 1, 1)
+    params.w .-= 0.25f0
+    before = deepcopy(params)
+    wait(Sotto.swap!(outer))
+    @test all(==(2), params.w)
+    wrong = failed(() -> Sotto.step!(outer))
+    @test wrong.status == :InvalidState && occursin("anchor is in the place", wrong.text)
+    wait(Sotto.swap!(outer))
+    @test params == before
+    @test Sotto.vote!(outer, 2) === Sotto.set!(outer, "loss", 1) === nothing
+    @test failed(() -> Sotto.vote!(outer, -1)).text == "bits is -1; allowed: 0 to 4294967295"
+    @test occursin("weight is 0.5; allowed: 0 or 1", failed(() -> Sotto.set!(outer, "weight", 0.5)).text)
+    @test failed(() -> Sotto.set!(outer, "wait", 1)).status == :InvalidArgument
+    @test failed(() -> Sotto.set!(outer, "retune", 1)).status == :InvalidState
+    state = Sotto.export_state(outer)
+    wait(Sotto.step!(outer))
+    wait(Sotto.flush!(outer))
+    flushed = deepcopy(params)
+    @test Sotto.info(outer).votes == 2 && Sotto.info(outer).in_flight == 0
+    other = Sotto.Outer(comm, deepcopy(before), replace(PERIOD_OF_2, "period\": 2" => "period\": 3"))
+    wrong = failed(() -> Sotto.import_state!(other, state))
+    @test wrong.status == :InvalidArgument && occursin("period", wrong.text)
+    @test failed(() -> Sotto.import_state!(outer, state[1:9])).status == :InvalidArgument
+    @test params == flushed
+    @test occursin("mode is :best; allowed: :common", failed(() -> Sotto.export_state(outer, :best)).text)
+    Sotto.import_state!(outer, state)
+    @test params == before && Sotto.info(outer).step == 4
+    wait(Sotto.step!(outer))
+    wait(Sotto.flush!(outer))
+    @test params == flushed
+    wrong = failed(() -> Sotto.Outer(comm, params, """{"perid": 3}"""))
+    @test wrong.status == :InvalidArgument && occursin("perid", wrong.text)
+    @test occursin("\"w\" has elements of type Float64", failed(() -> Sotto.Outer(comm, (w = ones(2),), PERIOD_OF_2)).text)
+    @test occursin("has no array", failed(() -> Sotto.Outer(comm, (), PERIOD_OF_2)).text)
+    @test failed(() -> Sotto.flush!(outer; timeout = 5)) === nothing
+    close(outer)
+    close(outer)
+    @test failed(() -> Sotto.step!(outer)).text == "this Outer is closed"
+    @test occursin("2 parameters", string(other)) && occursin("closed", string(outer))
+    close(comm)
+    @test !isopen(other)
+end
+
+@testset "outer steps of an optimizer" begin
+    comm = Sotto.init(; size = 1, timeout = 20)
+    params = (w = ones(Float32, 4),)
+    plain = Sotto.Optimizer(comm, deepcopy(params), sgd())
+    wrong = failed(() -> Sotto.Outer(plain))
+    @test wrong.status == :InvalidState && occursin("has no outer steps", wrong.text)
+    config = replace(sgd(), r"}\z" => """, "sotto": {"outer": $PERIOD_OF_2}}""")
+    optimizer = Sotto.Optimizer(comm, params, config)
+    outer, again = Sotto.Outer(optimizer), Sotto.Outer(optimizer)
+    close(again)
+    for _ in 1:4
+        wait(Sotto.step!(optimizer, (w = ones(Float32, 4),)))
+    end
+    @test Sotto.info(outer).step == 4 && Sotto.info(outer).round == 1
+    @test failed(() -> Sotto.step!(outer)).status == :InvalidState
+    @test failed(() -> Sotto.export_state(outer)).status == :InvalidState
+    @test failed(() -> Sotto.set!(outer, "lr", 1)).status == :InvalidState
+    @test failed(() -> Sotto.Overlap(optimizer)).status == :Unsupported
+    wait(Sotto.flush!(outer))
+    @test params.w == fill(-3f0, 4)
+    close(optimizer)
+    @test !isopen(outer)
+    close(outer)
+    close(comm)
+end
+
+"A round of one rank, whose gradients become what they are."
+function round!(overlap, which, arrays...)
+    op = Sotto.begin!(overlap)
+    Sotto.ready!(overlap, which, arrays...)
+    Sotto.finish!(overlap)
+    return wait(op)
+end
+
+@testset "overlap" begin
+    comm = Sotto.init(; size = 1, timeout = 20)
+    x, y = rand(Float32, 4, 3), Float16[1, 2]
+    overlap = Sotto.Overlap(comm, (x, y); moving = ==("2"))
+    @test overlap.names == ["1", "2"]
+    wrong = failed(() -> Sotto.ready!(overlap, 1))
+    @test wrong.status == :InvalidState && occursin("no round of this overlap is open", wrong.text)
+    @test failed(() -> Sotto.finish!(overlap)).status == :InvalidState
+    @test failed(() -> Sotto.withdraw!(overlap)).status == :InvalidState
+    op = Sotto.begin!(overlap; op = :sum, timeout = 10, priority = 1)
+    @test failed(() -> Sotto.begin!(overlap)).status == :Busy
+    @test failed(() -> Sotto.export_state(overlap)).status == :Busy
+    @test failed(() -> Sotto.begin!(overlap; op = :max)).text == "op is :max; allowed: :mean, :sum"
+    @test occursin("gradient \"2\" lies elsewhere", failed(() -> Sotto.ready!(overlap, 1:2)).text)
+    @test failed(() -> Sotto.ready!(overlap, 3)).text == "which has gradient 3; allowed: 1 to 2"
+    @test failed(() -> Sotto.unused!(overlap, [0])).text == "which has gradient 0; allowed: 1 to 2"
+    @test failed(() -> Sotto.unused!(overlap, "w")).text == "which has gradient \"w\"; allowed: \"1\", \"2\""
+    @test failed(() -> Sotto.unused!(overlap, (:w,))).text == "which has a Symbol; allowed: numbers and names of gradients"
+    @test failed(() -> Sotto.ready!(overlap, 1:2, (x,))).text == "1 arrays for 2 gradients; give one for each"
+    @test occursin("\"2\" is of type Nothing", failed(() -> Sotto.ready!(overlap, 1:2, (x, nothing))).text)
+    @test occursin("\"2\", a SubArray", failed(() -> Sotto.ready!(overlap, 2, view(ones(Float16, 4), 1:2:3))).text)
+    wrong = failed(() -> Sotto.ready!(overlap, 2, ones(Float16, 3)))
+    @test wrong.status == :InvalidArgument && occursin("count is 3", wrong.text)
+    @test failed(() -> Sotto.ready!(overlap, 2, ones(Float32, 2))).status == :InvalidArgument
+    Sotto.ready!(overlap, "1")
+    @test failed(() -> Sotto.ready!(overlap, "1")).status == :InvalidState
+    @test Sotto.info(overlap).missing == 1
+    wrong = failed(() -> Sotto.finish!(overlap))
+    @test wrong.status == :InvalidState && occursin("1 of 2 gradients are missing", wrong.text)
+    @test occursin("finish! or withdraw! comes first", failed(() -> wait(op)).text)
+    Sotto.ready!(overlap, 2, y)
+    Sotto.finish!(overlap)
+    @test failed(() -> Sotto.withdraw!(overlap)).status == :InvalidState
+    wait(op)
+    @test y == Float16[1, 2] && Sotto.info(overlap).rounds == 1
+    @test failed(() -> Sotto.export_state(overlap)).status == :InvalidState  # it has no codec
+    @test occursin("\"bytes\"", Sotto.report(overlap, "buckets"))
+    @test failed(() -> Sotto.report(overlap, "bucket")).status == :InvalidArgument
+    op = Sotto.begin!(overlap)
+    Sotto.withdraw!(overlap, "no more batches")
+    wrong = failed(() -> wait(op))
+    @test wrong.status == :Cancelled && occursin("no more batches", wrong.text)
+    op = Sotto.begin!(overlap)
+    close(overlap)
+    close(overlap)
+    @test failed(() -> wait(op)).status == :Cancelled
+    @test failed(() -> Sotto.begin!(overlap)).text == failed(() -> Sotto.ready!(overlap, 1)).text == "this Overlap is closed"
+    wrong = failed(() -> Sotto.Overlap(comm, [x], """{"bucket_byte": 1}"""))
+    @test wrong.status == :InvalidArgument && occursin("bucket_byte", wrong.text)
+    @test failed(() -> Sotto.Overlap(comm, [x, [1, 2]])).status == :Unsupported
+    @test occursin("have no array of floating-point numbers", failed(() -> Sotto.Overlap(comm, (a = [1, 2],))).text)
+    wrong = failed(() -> Sotto.Overlap(comm, Dict("a.b" => ones(Float32, 2), "a" => (b = ones(Float32, 2),))))
+    @test wrong.text == "two gradients have the name \"a.b\""
+    empty = Sotto.Overlap(comm, [Float32[], ones(Float32, 2)])
+    @test round!(empty, 1:2) === nothing
+    resized = [1f0, 2f0]
+    empty = Sotto.Overlap(comm, [resized])
+    push!(resized, 3f0)
+    @test failed(() -> round!(empty, 1)).status == :InvalidArgument
+    close(empty)
+    tree = (dense = (weight = x, bias = ones(Float32, 2)), steps = 7)
+    overlap = Sotto.Overlap(comm, tree, """{"unused": "zero", "codec": "int8"}""")
+    @test round!(overlap, ["dense.bias"]) === nothing
+    @test x == zeros(4, 3) && tree.dense.bias == ones(2)
+    @test failed(() -> Sotto.begin!(overlap; op = :sum)).status == :InvalidArgument
+    state = Sotto.export_state(overlap)
+    @test failed(() -> Sotto.import_state!(overlap, state[1:9])).status == :InvalidArgument
+    @test failed(() -> Sotto.export_state(overlap, :common)).status == :InvalidArgument
+    close(comm)
+    @test !isopen(overlap)
+end
+
+@testset "steps that begin early" begin
+    comm = Sotto.init(; size = 1, timeout = 20)
+    params = (w = ones(Float32, 2, 2), inner = (b = ones(Float32, 3),))
+    optimizer = Sotto.Optimizer(comm, params, sgd())
+    @test failed(() -> Sotto.Overlap(optimizer, """{"wire": "fp16"}""")).status == :InvalidArgument
+    overlap = Sotto.Overlap(optimizer, """{"unused": "zero"}""")
+    op = Sotto.begin!(overlap)
+    @test failed(() -> Sotto.step!(optimizer, deepcopy(params))).status == :Busy
+    @test occursin("\"w\" lies elsewhere", failed(() -> Sotto.ready!(overlap, "w")).text)
+    wrong = failed(() -> Sotto.ready!(overlap, "w", ones(Float32, 4)))
+    @test wrong.text == "the gradient of \"w\" has size (4,), the parameter (2, 2)"
+    Sotto.ready!(overlap, "w", transpose(Float64[1 2; 3 4]))
+    Sotto.finish!(overlap)
+    wait(op)
+    @test params.w == 1 .- [1 3; 2 4] && params.inner.b == ones(3)
+    @test Sotto.info(optimizer).step == 1
+    saved = copy(params.w)
+    op = Sotto.begin!(overlap)
+    Sotto.ready!(overlap, "w", fill(NaN32, 2, 2))
+    Sotto.finish!(overlap)
+    @test failed(() -> wait(op)).status == :Nonfinite && params.w == saved
+    @test failed(() -> Sotto.export_state(overlap)).status == :InvalidState
+    op = Sotto.begin!(overlap)
+    close(optimizer)  # its overlap withdraws: no step is in flight then
+    @test !isopen(overlap) && failed(() -> wait(op)).status == :Cancelled
+    @test params.w == saved
+    close(overlap)
+    close(comm)
+end
+
+"Arrays of which the collector says how many it has taken."
+function counted(taken, n)
+    x = fill(1f0, n)
+    finalizer(x -> Threads.atomic_add!(taken, 1), x)
+    return x
+end
+
+@testset "a round keeps its arrays alive, and then lets go of them" begin
+    comm = Sotto.init(; size = 1, timeout = 20)
+    like, taken = (zeros(Float32, 1000), zeros(Float32, 10)), Threads.Atomic{Int}(0)
+    overlap = Sotto.Overlap(comm, like; moving = name -> true)
+    begun() = (op = Sotto.begin!(overlap); Sotto.ready!(overlap, 1, counted(taken, 1000)); op)
+    op = begun()
+    foreach(_ -> GC.gc(), 1:3)
+    @test taken[] == 0
+    Sotto.ready!(overlap, 2, counted(taken, 10))
+    Sotto.finish!(overlap)
+    wait(op)
+    many(n) = for _ in 1:n
+        round!(overlap, (2, 1), (counted(taken, 10), counted(taken, 1000)))
+    end
+    many(1000)
+    foreach(_ -> GC.gc(), 1:3)
+    @test taken[] >= 2000 && length(comm.flights) <= 1
+    @test Sotto.info(overlap).rounds == 1001
+    held = Sotto.info(overlap).state_bytes
+    many(10)
+    @test Sotto.info(overlap).state_bytes == held
+    close(comm)
+end
+
+"Makes one of each, the overlaps with an open round, and drops them."
+function drop_trainers(comm)
+    params = (w = ones(Float32, 100),)
+    Sotto.Outer(comm, params, PERIOD_OF_2)
+    optimizer = Sotto.Optimizer(comm, params, sgd())
+    for overlap in (Sotto.Overlap(optimizer), Sotto.Overlap(comm, params))
+        Sotto.begin!(overlap)
+    end
+    local_steps = Sotto.Optimizer(comm, params, replace(sgd(), r"}\z" => """, "sotto": {"outer": $PERIOD_OF_2}}"""))
+    Sotto.Outer(local_steps)
+    return nothing
+end
+
+@testset "dropped outer optimizers and overlaps end with a later call" begin
+    comm = Sotto.init(; size = 1, timeout = 20)
+    foreach(_ -> drop_trainers(comm), 1:20)
+    for _ in 1:100
+        GC.gc()
+        wait(Sotto.barrier(comm))
+        isempty(comm.dropped) && length(comm.flights) <= 1 && length(comm.owned) <= 6 && break
+    end
+    @test isempty(comm.dropped) && length(comm.flights) <= 1 && length(comm.owned) <= 6
+    drop_trainers(comm)
+    kept = Sotto.Overlap(comm, [ones(Float32, 4)])
+    op = Sotto.begin!(kept)
+    close(comm)  # with rounds that are open
+    @test !isopen(kept) && failed(() -> wait(op)).status == :Cancelled
+    @test isempty(comm.dropped) && isempty(comm.flights)
+end
+
 @testset "what is dropped ends with a later call" begin
     comm = Sotto.init(; size = 1, timeout = 20)
     drop_some() = for _ in 1:20
