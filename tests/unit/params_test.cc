@@ -83,7 +83,7 @@ TEST(Params, DefaultsOfAnEmptyEnvironment) {
   EXPECT_EQ(p.tcp.receive_buffer_bytes, 0);
   EXPECT_EQ(p.tcp.congestion_control, "");
   EXPECT_EQ(p.nccl.nccl_library, "");
-  EXPECT_EQ(p.shm.shm_ring_bytes, 262144);
+  EXPECT_EQ(p.shm.shm_ring_bytes, 524288);
   EXPECT_EQ(p.nccl.nccl_native, "exact");
   EXPECT_THAT(p.reader.warnings(), IsEmpty());
   EXPECT_THAT(p.from_env(), IsEmpty());
