@@ -59,7 +59,8 @@ struct sotto_codec {
 struct sotto_optim {
   std::shared_ptr<sotto::capi::CommState> comm;
   std::shared_ptr<sotto::Optimizer> core;
-  std::shared_ptr<sotto::Outer> outer;  // that follows its steps; null: none does
+  std::shared_ptr<sotto::Outer> outer;                  // that follows its steps; null: none does
+  std::vector<std::weak_ptr<sotto::Overlap>> overlaps;  // whose rounds are its steps
   // Parameters and model copies, in the order of their addresses.
   std::vector<sotto::capi::MemoryRange> written;
 };

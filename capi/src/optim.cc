@@ -239,8 +239,12 @@ Status get_user_state(const sotto_optim* optim, void* buf, uint64_t cap, uint64_
 
 Status end(sotto_optim& optim) {
   // The step in flight reads and writes the caller's parameters, which are free after this call.
-  // Its own deadline ends it; the other operations of the comm go on.
+  // Its own deadline ends it; the other operations of the comm go on. A round of an overlap has
+  // none while gradients are missing.
   Optimizer& core = *optim.core;
+  for (const std::weak_ptr<Overlap>& overlap : optim.overlaps) {
+    if (const auto alive = overlap.lock()) alive->close("it has destroyed the optimizer");
+  }
   core.comm()->engine().wait_until([&] { return !core.busy(); }, -1);
   if (optim.outer != nullptr) optim.outer->close();
   return ok_status();

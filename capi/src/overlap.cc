@@ -72,6 +72,8 @@ Status create_step(sotto_optim* optim, const char* json, sotto_overlap** out_ove
   });
   SOTTO_ASSIGN(object->core,
                Overlap::create_step(optim->core, json == nullptr ? "" : json, refused));
+  std::erase_if(optim->overlaps, [](const auto& overlap) { return overlap.expired(); });
+  optim->overlaps.push_back(object->core);
   SOTTO_ASSIGN(*out_overlap, give_out(std::move(object)));
   return ok_status();
 }
@@ -246,7 +248,7 @@ sotto_status sotto_overlap_state_import(sotto_overlap* overlap, sotto_state_mode
 
 sotto_status sotto_overlap_destroy(sotto_overlap* overlap) {
   return destroyed("sotto_overlap_destroy", overlap, [](sotto_overlap& object) {
-    object.core->close();
+    object.core->close("it has destroyed the overlap");
     return ok_status();
   });
 }

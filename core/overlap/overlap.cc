@@ -385,8 +385,8 @@ void Overlap::observe(std::span<const std::byte> bytes) {
     observed_ = std::move(order);
 }
 
-void Overlap::close() {
-  (void)withdraw("it has destroyed the overlap");
+void Overlap::close(std::string_view why) {
+  (void)withdraw(why);
   OpRef op;
   {
     const std::lock_guard lock(mutex_);

@@ -91,7 +91,8 @@ class Overlap final : public RoundOwner, public std::enable_shared_from_this<Ove
   Result<std::string> report(std::string_view kind) const;
   // Withdraws from an open round and waits for it, at most its deadline. The caller's memory is
   // free then.
-  void close();
+  // why: for the other ranks, behind "rank R has withdrawn: ".
+  void close(std::string_view why);
 
   const std::shared_ptr<Comm>& comm() const { return comm_; }
   const OverlapConfig& config() const { return config_; }

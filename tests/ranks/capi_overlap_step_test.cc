@@ -102,5 +102,30 @@ TEST(CapiOverlapStep, WrongCallsAreNamed) {
       "");
 }
 
+// The step in flight waits for gradients, and for those it has no deadline.
+TEST(CapiOverlapStep, DestroyingTheOptimizerWithdraws) {
+  EXPECT_EQ(run_world(2, {},
+                      [](Member& self) {
+                        Steps steps(self, kLamb);
+                        sotto_overlap* overlap = nullptr;
+                        OK(sotto_overlap_create_step(steps.optim, nullptr, &overlap));
+                        sotto_op* op = begin(overlap);
+                        if (self.rank == 0) {
+                          mark(overlap, {2});
+                          OK(sotto_optim_destroy(steps.optim));
+                        } else {
+                          mark(overlap, {0, 1, 2, 3, 4, 5});
+                          OK(sotto_overlap_finish(overlap));
+                        }
+                        FAILS(sotto_op_wait(op, -1), SOTTO_E_CANCELLED,
+                              "rank 0 has withdrawn: it has destroyed the optimizer");
+                        OK(sotto_op_release(op));
+                        OK(sotto_overlap_destroy(overlap));
+                        if (self.rank == 1) OK(sotto_optim_destroy(steps.optim));
+                        OK(sotto_barrier(self.comm, nullptr, nullptr));
+                      }),
+            "");
+}
+
 }  // namespace
 }  // namespace sotto::test

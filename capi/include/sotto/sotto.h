@@ -1330,7 +1330,8 @@ SOTTO_API sotto_status sotto_optim_set_frozen(sotto_optim* optim, const uint8_t*
 /* Destroys the optimizer. The handle is gone whatever is returned, except for INVALID_STATE.
  *   optim [in] NULL: nothing happens
  * Threads: one per handle, not from callbacks. Blocks: waits for a step in flight, at most its
- * deadline. Errors: INVALID_STATE (fork, callback). Since: 0.1 */
+ * deadline; withdraws from a round that is open. Errors: INVALID_STATE (fork, callback).
+ * Since: 0.1 */
 SOTTO_API sotto_status sotto_optim_destroy(sotto_optim* optim);
 
 /* ---- outer optimizer ------------------------------------------------------------------------ */
