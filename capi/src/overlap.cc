@@ -248,7 +248,7 @@ sotto_status sotto_overlap_state_import(sotto_overlap* overlap, sotto_state_mode
 
 sotto_status sotto_overlap_destroy(sotto_overlap* overlap) {
   return destroyed("sotto_overlap_destroy", overlap, [](sotto_overlap& object) {
-    object.core->close("it has destroyed the overlap");
+    object.core->close();
     return ok_status();
   });
 }

@@ -92,7 +92,7 @@ class Overlap final : public RoundOwner, public std::enable_shared_from_this<Ove
   // Withdraws from an open round and waits for it, at most its deadline. The caller's memory is
   // free then.
   // why: for the other ranks, behind "rank R has withdrawn: ".
-  void close(std::string_view why);
+  void close(std::string_view why = "it has destroyed the overlap");
 
   const std::shared_ptr<Comm>& comm() const { return comm_; }
   const OverlapConfig& config() const { return config_; }
