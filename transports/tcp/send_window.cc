@@ -55,6 +55,11 @@ bool has_pacing(int fd) {
          std::string_view(name, 3) == "bbr";
 }
 
+// A limit lets less than a packet pass at once, and is a link to wait for.
+bool is_paced_loopback(const SendWindow::Path& path) {
+  return path.paced && std::min(path.packet, path.at_once) > kLargestOfLinks;
+}
+
 bool ask(int fd, tcp_info* info) {
   socklen_t size = sizeof *info;
   return ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &size) == 0;
@@ -85,16 +90,14 @@ bool PathRate::look(uint64_t acked, uint64_t on_path, int64_t now_ns) {
 }
 
 uint64_t SendWindow::bytes_for(const Path& path) {
-  const uint64_t packet = std::min(path.packet, path.at_once);
-  const bool loopback = path.packet > kLargestOfLinks;
-  const bool paced = path.paced && packet > kLargestOfLinks;
-  const bool freely =
-      !loopback && path.all >= kFreelyRate && path.wait_us < path.rtt_us + kFreelyWaitUs;
+  const bool paced = is_paced_loopback(path);
+  const bool freely = path.packet <= kLargestOfLinks && path.all >= kFreelyRate &&
+                      path.wait_us < path.rtt_us + kFreelyWaitUs;
   const uint64_t away_us = paced ? 0 : freely ? kAwayFreelyUs : kAwayUs;
   const double carried =
       2.0 * static_cast<double>(path.rate) * static_cast<double>(path.rtt_us + away_us) / 1e6;
   return std::max(kBeside + static_cast<uint64_t>(std::min(carried, 1e15)),
-                  (paced ? kPacketsPaced : kPackets) * packet);
+                  (paced ? kPacketsPaced : kPackets) * std::min(path.packet, path.at_once));
 }
 
 void SendWindow::start(int fd, bool enabled, uint64_t at_once) {
@@ -107,7 +110,7 @@ void SendWindow::start(int fd, bool enabled, uint64_t at_once) {
   path_.paced = has_pacing(fd);
   rate_.start(info.tcpi_bytes_acked);
   const uint64_t wanted = bytes_for(path_);
-  bound(fd, path_.packet > kLargestOfLinks ? wanted : std::max(kFirst, wanted));
+  bound(fd, is_paced_loopback(path_) ? wanted : std::max(kFirst, wanted));
 }
 
 void SendWindow::look(int fd, int64_t now_ns) {
