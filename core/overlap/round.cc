@@ -41,7 +41,7 @@ Status OverlapRound::start(int64_t now_ns) {
   ++number_;
   marks_.reset();
   for (size_t t = 0; t < tensors_.size(); ++t) places_[t] = tensors_[t].data;
-  cut_off_ = {};
+  ended_ = {};
   times_ = {.begin_ns = now_ns, .last_mark_ns = now_ns};
   return ok_status();
 }
@@ -73,7 +73,7 @@ Status OverlapRound::check_open() const {
           number_);
     default: break;
   }
-  if (!cut_off_.ok()) return cut_off_;
+  if (!ended_.ok()) return ended_;
   return invalid_state("no round of this overlap is open; call sotto_overlap_begin first");
 }
 
@@ -147,8 +147,10 @@ void OverlapRound::ended(const Status& status) {
     pending = {};
   }
   const bool open = state_ == State::kStarting || state_ == State::kOpen;
-  if (open && !status.ok()) {
-    cut_off_ = status.with_prefix(fmt::format("round {} of this overlap has ended", number_));
+  if (!open) {
+    ended_ = check_open();
+  } else if (!status.ok()) {
+    ended_ = status.with_prefix(fmt::format("round {} of this overlap has ended", number_));
   }
   state_ = State::kIdle;
   op_.reset();

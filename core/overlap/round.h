@@ -43,7 +43,9 @@ class OverlapRound {
   void opened(OpRef op, const std::optional<void*>& stream);
   // Where what is not known to be ready is.
   const std::optional<void*>& stream() const { return stream_; }
-  // INVALID_STATE: none is open, or its own end if it ended without having been finished.
+  // INVALID_STATE: none is open, or its own end if it ended without having been finished. What this
+  // rank has finished or withdrawn from keeps its text until the next one starts: when it ends
+  // depends on others.
   Status check_open() const;
 
   // Gradients that were claimed are behind what is queued on the stream; nothing: they are there.
@@ -87,7 +89,7 @@ class OverlapRound {
   RoundMessage* told_ = nullptr;
   uint32_t* told_order_ = nullptr;
   std::optional<void*> stream_;
-  Status cut_off_;  // how a round ended that was open
+  Status ended_;  // check_open's answer until the next round starts; OK: it has none of its own
   Times times_;
 };
 

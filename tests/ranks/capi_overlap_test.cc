@@ -145,7 +145,8 @@ TEST(CapiOverlap, WrongCallsChangeNothing) {
             finish(overlap, op);
             gradients.expect(0.5f, "the mean");
             FAILS(sotto_overlap_ready(overlap, zero, nullptr, 1, nullptr), SOTTO_E_INVALID_STATE,
-                  none);
+                  "round 1 of this overlap has been finished; wait for its operation, then call "
+                  "sotto_overlap_begin");
             OK(sotto_overlap_destroy(overlap));
           }),
       "");
@@ -214,6 +215,11 @@ TEST(CapiOverlap, WithdrawEndsTheRoundOnAllRanks) {
                                 "overlap round 2: rank 1 has withdrawn: loss is \"NaN\"\\x0a; "
                                 "gradients are undefined, the group is healthy");
                           OK(sotto_op_release(op));
+                          // As before it ended, which another rank decides.
+                          FAILS(sotto_overlap_withdraw(overlap, "again"), SOTTO_E_INVALID_STATE,
+                                self.rank == 1
+                                    ? "this rank has withdrawn from round 2 of this overlap"
+                                    : "round 2 of this overlap has been finished");
                           works(self, overlap, gradients);
                           require(info_of(overlap).rounds == 2, "rounds");
                           OK(sotto_overlap_destroy(overlap));
