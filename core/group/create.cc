@@ -16,12 +16,13 @@ namespace {
 
 // What ranks exchange before data connections are made.
 struct SetupRecord {
-  uint32_t version = 4;  // another one where ranks would cut or route messages differently
+  uint32_t version = 5;  // another one where ranks would cut or route messages differently
   uint32_t silence_limit_ms = 0;
   uint64_t segment_bytes = 0;  // 0: what suits the transport
   uint64_t place = 0;  // Backend::place of the transport inside a process; 0: stays with sockets
   char transport[16] = {};
   uint64_t host = 0;     // host_number
+  uint64_t shares = 0;   // the same, where this rank may be linked inside its host; 0: it may not
   UniqueId inside = {};  // rank 0: an id of the transport inside its process
 };
 
@@ -30,19 +31,24 @@ constexpr uint64_t kLeastSegment = 8192, kMostSegment = 16777216;
 
 struct RootSetup {
   Backend* backend = nullptr;
-  Backend* inside = nullptr;  // transport "auto": for ranks of one place
+  // For ranks of one place, and of one host; null: none. The second is also the transport that was
+  // asked for by name, if it is one of hosts.
+  Backend* inside = nullptr;
+  Backend* on_host = nullptr;
+  bool alone = false;  // this rank is linked with others by `transport` only
   std::string transport;
   JoinRequest request;
-  // By rank, once agreed, unless all have gone inside: where each is; 0: stays with sockets.
-  std::vector<uint64_t> places;
+  // By rank, once agreed, unless all have gone inside: where each is, and with whom it shares a
+  // host; 0: with none.
+  std::vector<uint64_t> places, shares;
 };
 
 struct Agreement {
-  uint64_t segment_bytes = 0;      // 0: named by no rank
-  uint32_t silence_limit_ms = 0;   // 0: named by no rank
-  std::optional<UniqueId> inside;  // for ranks that are all in one place
-  std::vector<uint64_t> places;    // as in RootSetup
-  std::vector<uint64_t> hosts;     // by rank
+  uint64_t segment_bytes = 0;            // 0: named by no rank
+  uint32_t silence_limit_ms = 0;         // 0: named by no rank
+  std::optional<UniqueId> inside;        // for ranks that are all in one place
+  std::vector<uint64_t> places, shares;  // as in RootSetup
+  std::vector<uint64_t> hosts;           // by rank
 };
 
 Status check_rank(int32_t rank, int32_t size) {
@@ -88,8 +94,8 @@ Result<JoinRequest> who_and_where(Context& context, const CommConfig& config) {
   return request;
 }
 
-// Transport "auto": what reaches ranks anywhere, and a better one, if there is one, for those that
-// turn out to be in one place.
+// Transport "auto": what reaches ranks anywhere, and better ones, if there are any, for those that
+// turn out to be in one place or on one host.
 Status choose_transport(Context& context, RootSetup& setup) {
   SOTTO_ASSIGN(const std::string near, context.auto_transport(Reach::kProcess));
   if (setup.request.size == 1) {
@@ -97,7 +103,12 @@ Status choose_transport(Context& context, RootSetup& setup) {
     return ok_status();
   }
   SOTTO_ASSIGN(setup.transport, context.auto_transport(Reach::kNetwork));
-  if (near != setup.transport && !context.alone(setup.transport)) {
+  setup.alone = context.alone(setup.transport);
+  SOTTO_ASSIGN(const std::string host, context.auto_transport(Reach::kHost));
+  if (host != setup.transport) {
+    SOTTO_ASSIGN(setup.on_host, context.backend(host));
+  }
+  if (near != host && near != setup.transport) {
     SOTTO_ASSIGN(setup.inside, context.backend(near));
   }
   return ok_status();
@@ -112,6 +123,8 @@ Result<RootSetup> plan_setup(Context& context, const CommConfig& config) {
   const bool chosen = setup.transport == kAutoTransport;
   if (chosen) {
     SOTTO_TRY(choose_transport(context, setup));
+  } else if (context.reach(setup.transport) == Reach::kHost) {
+    SOTTO_ASSIGN(setup.on_host, context.backend(setup.transport));
   }
   if (setup.request.id.has_value()) {
     SOTTO_TRY(context.check_unused(*setup.request.id));
@@ -137,6 +150,8 @@ Result<SetupRecord> own_record(const RootSetup& setup, const Params& params) {
   mine.silence_limit_ms = static_cast<uint32_t>(params.silence_limit_ms);
   mine.host = host_number(params.host_id, host_name(), boot_id());
   setup.transport.copy(mine.transport, sizeof mine.transport - 1);
+  if (setup.alone) return mine;
+  if (setup.on_host != nullptr) mine.shares = mine.host;
   if (setup.inside == nullptr) return mine;
   mine.place = setup.inside->place();
   if (setup.request.rank == 0) {
@@ -187,6 +202,7 @@ Result<Agreement> agree(ControlPlane& control, const RootSetup& setup, const Par
     take_smallest(agreement.silence_limit_ms, theirs.silence_limit_ms);
     agreement.places.push_back(theirs.place);
     agreement.hosts.push_back(theirs.host);
+    agreement.shares.push_back(theirs.shares);
     if (r == 0) agreement.inside = theirs.inside;
   }
   const std::vector<uint64_t>& places = agreement.places;
@@ -229,69 +245,87 @@ Result<std::unique_ptr<ControlPlane>> rendezvous(Context& context, RootSetup& se
     SOTTO_TRY(tell(*control, moved));
   } else {
     setup.places = std::move(agreement->places);
+    setup.shares = std::move(agreement->shares);
   }
   root.transport = setup.transport;
   return control;
 }
 
-bool any_share_a_place(std::vector<uint64_t> places) {
-  std::erase(places, 0u);
-  std::ranges::sort(places);
-  return std::ranges::adjacent_find(places) != places.end();
+// Whether two ranks have the same number in `groups` and are not nearer to each other. nearer: by
+// rank; 0, or empty: to none. All ranks answer alike.
+bool any_together(const std::vector<uint64_t>& groups, const std::vector<uint64_t>& nearer) {
+  std::vector<std::pair<uint64_t, uint64_t>> ranks;
+  for (size_t r = 0; r < groups.size(); ++r) {
+    if (groups[r] != 0) ranks.emplace_back(groups[r], nearer.empty() ? 0 : nearer[r]);
+  }
+  std::ranges::sort(ranks);
+  return std::ranges::adjacent_find(ranks, [](const auto& a, const auto& b) {
+           return a.first == b.first && (a.second == 0 || a.second != b.second);
+         }) != ranks.end();
 }
 
-// One link of the group: a transport and the ranks that this one reaches by it.
-Status add_link(const RootSetup& setup, Backend& backend, std::span<const int32_t> peers,
-                RootComm& root, Driver& driver) {
+// Takes those out of `rest` that are together with this rank, itself among them.
+std::vector<int32_t> take_together(const std::vector<uint64_t>& groups, int32_t rank,
+                                   std::vector<int32_t>& rest) {
+  const uint64_t own = groups[static_cast<size_t>(rank)];
+  std::vector<int32_t> together;
+  std::erase_if(rest, [&](int32_t r) {
+    const bool here = own != 0 && groups[static_cast<size_t>(r)] == own;
+    if (here) together.push_back(r);
+    return here;
+  });
+  return together;
+}
+
+// What links ranks so near to each other. A rank that has none of them takes part in the set-up of
+// the others' links all the same.
+Result<Backend*> link_of(Context& context, Backend* own, Reach distance) {
+  if (own != nullptr) return own;
+  SOTTO_ASSIGN(const std::string name, context.auto_transport(distance));
+  return context.backend(name);
+}
+
+// One link of the group: a transport and the ranks that this one reaches by it. Those that it does
+// not reach are left in `rest`.
+Status add_link(const RootSetup& setup, Backend& backend, std::vector<int32_t> peers,
+                std::vector<int32_t>& rest, RootComm& root, Driver& driver) {
   SOTTO_ASSIGN(std::unique_ptr<Transport> transport,
                backend.connect(*root.channel->control(), peers, *root.channel, driver,
                                setup.request.deadline));
+  std::erase_if(peers, [&](int32_t rank) {
+    const bool reached = transport->reaches(rank);
+    if (!reached) rest.push_back(rank);
+    return !reached;
+  });
+  log(LogLevel::kDebug, "rank {}: {} links it with {} ranks", root.channel->control()->rank(),
+      backend.name(), peers.size());
   root.channel->attach(std::move(transport), peers);
   return ok_status();
 }
 
-// Ranks of one host are linked inside it where the transport can, all others by the transport of
-// its rendezvous.
-Status link_hosts(const RootSetup& setup, Backend& inside, RootComm& root, Driver& driver) {
-  ControlPlane& control = *root.channel->control();
-  SOTTO_ASSIGN(Backend* const between, root.context->rendezvous(setup.transport));
-  const uint64_t host = root.hosts[static_cast<size_t>(control.rank())];
-  std::vector<int32_t> here, elsewhere;
-  for (const int32_t rank : all_ranks(control)) {
-    if (root.hosts[static_cast<size_t>(rank)] == host) here.push_back(rank);
-  }
-  SOTTO_ASSIGN(std::unique_ptr<Transport> transport,
-               inside.connect(control, here, *root.channel, driver, setup.request.deadline));
-  std::erase_if(here, [&](int32_t rank) { return !transport->reaches(rank); });
-  std::ranges::set_difference(all_ranks(control), here, std::back_inserter(elsewhere));
-  root.channel->attach(std::move(transport), here);
-  log(LogLevel::kInfo, "rank {}: {} links it with {} ranks of its host, {} with {} other ranks",
-      control.rank(), inside.name(), here.size() - 1, between->name(), elsewhere.size());
-  return add_link(setup, *between, elsewhere, root, driver);
-}
-
-// Ranks of one place are linked inside it, the others by the transport of the group. All ranks make
-// the same links, also where they have no peers.
+// Ranks of one place are linked inside it, other ranks of one host inside that, and all that are
+// left by the transport that reaches ranks anywhere. All ranks make the same links, also where they
+// have no peers.
 Status connect(const RootSetup& setup, void* native_comm, RootComm& root, Driver& driver) {
   const ControlPlane& control = *root.channel->control();
-  SOTTO_ASSIGN(Backend* const backend, root.context->backend(setup.transport));
-  if (native_comm != nullptr) SOTTO_TRY(backend->adopt(native_comm));
-  if (root.context->reach(setup.transport) == Reach::kHost) {
-    SOTTO_TRY(link_hosts(setup, *backend, root, driver));
-  } else if (!any_share_a_place(setup.places)) {
-    SOTTO_TRY(add_link(setup, *backend, all_ranks(control), root, driver));
-  } else {
-    SOTTO_ASSIGN(const std::string near, root.context->auto_transport(Reach::kProcess));
-    SOTTO_ASSIGN(Backend* const inside, root.context->backend(near));
-    std::vector<int32_t> here, elsewhere;
-    const uint64_t place = setup.places[static_cast<size_t>(control.rank())];
-    for (const int32_t rank : all_ranks(control)) {
-      const bool together = place != 0 && setup.places[static_cast<size_t>(rank)] == place;
-      (together ? here : elsewhere).push_back(rank);
-    }
-    SOTTO_TRY(add_link(setup, *backend, elsewhere, root, driver));
-    SOTTO_TRY(add_link(setup, *inside, here, root, driver));
+  const int32_t rank = control.rank();
+  SOTTO_ASSIGN(Backend * between, root.context->backend(setup.transport));
+  if (native_comm != nullptr) SOTTO_TRY(between->adopt(native_comm));
+  if (between == setup.on_host) {
+    SOTTO_ASSIGN(between, root.context->rendezvous(setup.transport));
   }
+  std::vector<int32_t> rest = all_ranks(control);
+  if (any_together(setup.places, {})) {
+    SOTTO_ASSIGN(Backend* const inside, link_of(*root.context, setup.inside, Reach::kProcess));
+    SOTTO_TRY(
+        add_link(setup, *inside, take_together(setup.places, rank, rest), rest, root, driver));
+  }
+  if (any_together(setup.shares, setup.places)) {
+    SOTTO_ASSIGN(Backend* const on_host, link_of(*root.context, setup.on_host, Reach::kHost));
+    SOTTO_TRY(
+        add_link(setup, *on_host, take_together(setup.shares, rank, rest), rest, root, driver));
+  }
+  SOTTO_TRY(add_link(setup, *between, rest, rest, root, driver));
   std::vector<const TransportCaps*> transports;
   for (const Link& link : root.channel->links().all())
     transports.push_back(&link.transport->caps());

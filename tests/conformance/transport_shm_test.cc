@@ -53,7 +53,7 @@ TEST(ShmSetUp, APairThatCannotMapTheMemoryIsNotLinked) {
         static_cast<std::vector<std::string>*>(user)->emplace_back(text);
       },
       &said);
-  const TransportCase works = over("shm", 65536);
+  const TransportCase works = over("shm", 65536, [](ShmOptions& options) { options.named = true; });
   const TransportCase cannot =
       over("shm", 65536, [](ShmOptions& options) { options.handover.map = refuse_memory; });
   IdBoard board(3);

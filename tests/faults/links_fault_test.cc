@@ -101,10 +101,10 @@ TEST(Links, EachPairGoesByTheTransportThatSuitsIt) {
   const TempDir folder;
   Processes ranks("links_fault", 2,
                   {.argument = task_of(folder.path() + "/id", {"auto", "auto"}, false)});
-  EXPECT_EQ(ranks.message(0), "0 tcp 1:tcp 2:inproc 3:tcp");
-  EXPECT_EQ(ranks.message(0), "2 tcp 0:inproc 1:tcp 3:tcp");
-  EXPECT_EQ(ranks.message(1), "1 tcp 0:tcp 2:tcp 3:inproc");
-  EXPECT_EQ(ranks.message(1), "3 tcp 0:tcp 1:inproc 2:tcp");
+  EXPECT_EQ(ranks.message(0), "0 tcp 1:shm 2:inproc 3:shm");
+  EXPECT_EQ(ranks.message(0), "2 tcp 0:inproc 1:shm 3:shm");
+  EXPECT_EQ(ranks.message(1), "1 tcp 0:shm 2:shm 3:inproc");
+  EXPECT_EQ(ranks.message(1), "3 tcp 0:shm 1:inproc 2:shm");
   ranks.wait_all();
   EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
 }
@@ -118,6 +118,21 @@ TEST(Links, RanksThatAskForSocketsHaveThem) {
   EXPECT_EQ(ranks.message(0), "2 tcp 0:inproc 1:tcp 3:tcp");
   EXPECT_EQ(ranks.message(1), "1 tcp 0:tcp 2:tcp 3:tcp");
   EXPECT_EQ(ranks.message(1), "3 tcp 0:tcp 1:tcp 2:tcp");
+  ranks.wait_all();
+  EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
+}
+
+// It keeps nobody else from memory: ranks 0 and 3 are one process, 1 and 4, 2 and 5.
+TEST(Links, OthersShareMemoryBesideARankThatAsksForSockets) {
+  const TempDir folder;
+  Processes ranks("links_fault", 3,
+                  {.argument = task_of(folder.path() + "/id", {"auto", "tcp", "auto"}, false)});
+  EXPECT_EQ(ranks.message(0), "0 tcp 1:tcp 2:shm 3:inproc 4:tcp 5:shm");
+  EXPECT_EQ(ranks.message(0), "3 tcp 0:inproc 1:tcp 2:shm 4:tcp 5:shm");
+  EXPECT_EQ(ranks.message(1), "1 tcp 0:tcp 2:tcp 3:tcp 4:tcp 5:tcp");
+  EXPECT_EQ(ranks.message(1), "4 tcp 0:tcp 1:tcp 2:tcp 3:tcp 5:tcp");
+  EXPECT_EQ(ranks.message(2), "2 tcp 0:shm 1:tcp 3:shm 4:tcp 5:inproc");
+  EXPECT_EQ(ranks.message(2), "5 tcp 0:shm 1:tcp 2:inproc 3:shm 4:tcp");
   ranks.wait_all();
   EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
 }

@@ -32,8 +32,8 @@ class ShmTransport final : public framed::FramedTransport {
 
 class ShmBackend final : public Backend {
  public:
-  ShmBackend(HandoverOptions options, std::shared_ptr<ShmPoller> poller)
-      : options_(std::move(options)), poller_(std::move(poller)) {}
+  ShmBackend(HandoverOptions options, bool named, std::shared_ptr<ShmPoller> poller)
+      : options_(std::move(options)), named_(named), poller_(std::move(poller)) {}
 
   const char* name() const override { return kCaps.name; }
   Poller& poller() override { return *poller_; }
@@ -68,15 +68,16 @@ class ShmBackend final : public Backend {
   }
 
   // Of each pair the lower rank does.
-  static void report(int32_t rank, const Handover& made) {
+  void report(int32_t rank, const Handover& made) const {
     for (const auto& [peer, why] : made.unlinked) {
       if (peer < rank) continue;
-      log(LogLevel::kWarn, "ranks {} and {} of one host have no shared memory: {}", rank, peer,
-          why);
+      log(named_ ? LogLevel::kWarn : LogLevel::kInfo,
+          "ranks {} and {} of one host have no shared memory: {}", rank, peer, why);
     }
   }
 
   const HandoverOptions options_;
+  const bool named_;
   const std::shared_ptr<ShmPoller> poller_;
 };
 
@@ -85,6 +86,7 @@ class ShmBackend final : public Backend {
 
 ShmOptions shm_options(const Params& common, const shm::Params& own) {
   ShmOptions options;
+  options.named = common.transport == shm::kCaps.name;
   options.handover.ring_bytes = static_cast<uint64_t>(own.shm_ring_bytes);
   options.handover.flow.eager_bytes = static_cast<uint64_t>(common.eager_bytes);
   options.handover.flow.background_share = static_cast<uint32_t>(common.background_share);
@@ -100,8 +102,9 @@ Result<std::unique_ptr<Backend>> make_shm_backend(const ShmOptions& options) {
   flow.credit_bytes = std::max({flow.credit_bytes, 4 * flow.eager_bytes, shm::kLeastCreditBytes});
   SOTTO_ASSIGN(shm::Bell bell, shm::Bell::make());
   const Clock& clock = options.clock != nullptr ? *options.clock : Clock::monotonic();
-  return std::unique_ptr<Backend>(std::make_unique<shm::ShmBackend>(
-      std::move(handover), std::make_shared<shm::ShmPoller>(clock, std::move(bell))));
+  return std::unique_ptr<Backend>(
+      std::make_unique<shm::ShmBackend>(std::move(handover), options.named,
+                                        std::make_shared<shm::ShmPoller>(clock, std::move(bell))));
 }
 
 }  // namespace sotto

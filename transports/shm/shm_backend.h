@@ -12,6 +12,7 @@ namespace sotto {
 
 struct ShmOptions {
   shm::HandoverOptions handover;
+  bool named = false;            // asked for by name: what has no shared memory is a warning
   const Clock* clock = nullptr;  // null: monotonic
 };
 
@@ -19,7 +20,7 @@ struct ShmOptions {
 ShmOptions shm_options(const Params& common, const shm::Params& own);
 
 // Without a rendezvous of its own. connect links those of the peers that can have shared memory
-// with this rank (Transport::reaches); a warning has the others and why. TRANSPORT: no descriptors
+// with this rank (Transport::reaches); the log has the others and why. TRANSPORT: no descriptors
 // left. Transports may outlive it.
 Result<std::unique_ptr<Backend>> make_shm_backend(const ShmOptions& options);
 

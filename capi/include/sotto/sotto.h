@@ -369,7 +369,7 @@ SOTTO_API sotto_status sotto_trace_span(sotto_context* context, const char* name
  * the 128 bytes to the others by any means, and let every rank pass them to sotto_comm_create. One
  * id makes one comm. The rank that made the id must become a member (any rank number). Listens on
  * loopback unless SOTTO_LISTEN says otherwise. SOTTO_TRANSPORT decides for which transport it is;
- * with auto ranks meet by TCP and stay there, unless all turn out to be threads of one process.
+ * with auto ranks meet by TCP. Pairs of one process or one host then go on through memory.
  *   context [in]  keeps listening until the comm is made or the context is destroyed
  *   out_id  [out] 128 bytes without pointers; may be copied freely
  * Threads: any, not from callbacks. Blocks: no. Errors: TRANSPORT (cannot listen), INVALID_STATE
