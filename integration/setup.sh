@@ -37,6 +37,7 @@ nlohmann-json3-dev | header nlohmann/json.hpp
 libcli11-dev       | header CLI/CLI.hpp
 libxxhash-dev      | header xxhash.h
 libfmt-dev         | header fmt/format.h
+libucx-dev         | header ucp/api/ucp.h
 libopenblas-dev    | header cblas.h
 python3            | command python3
 python3-matplotlib | python matplotlib

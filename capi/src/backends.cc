@@ -22,6 +22,10 @@
 #include "transports/shm/shm_backend.h"
 #include "transports/tcp/caps.h"
 #include "transports/tcp/tcp_backend.h"
+#include "transports/ucx/params.h"
+#if SOTTO_WITH_UCX
+#include "transports/ucx/ucx_backend.h"
+#endif
 
 namespace sotto::capi {
 namespace {
@@ -79,6 +83,15 @@ BackendFactory bring_nccl(ParamReader& reader) {
   BackendFactory brought;
 #if SOTTO_WITH_NCCL
   brought.make = [own](const Params&) { return make_nccl_backend(nccl_options(own)); };
+#endif
+  return brought;
+}
+
+BackendFactory bring_ucx(ParamReader& reader) {
+  const auto own = reader.read<ucx::Params>();
+  BackendFactory brought;
+#if SOTTO_WITH_UCX
+  brought.make = [own](const Params& common) { return make_ucx_backend(ucx_options(common, own)); };
 #endif
   return brought;
 }

@@ -2,7 +2,7 @@
 
 Inside core: base <- kernels <- iface <- wire, cpu <- plan <- engine <- group <- codec <- optim <- overlap <- outer <- state, predict; config sees base alone,
 and codec and what is above it see config.
-transports and cuda see core/base, core/kernels, core/iface, core/wire; transports that are made of frame carriers (shm, tcp) also
+transports and cuda see core/base, core/kernels, core/iface, core/wire; transports that are made of frame carriers (shm, tcp, ucx) also
 transports/framed; cuda and transports/nccl also cuda/calls, which sees core/base alone. capi sees core. capi/src/backends.cc alone also sees transports.
 integration and bindings see the public headers alone. The public headers see the C library alone.
 """
@@ -36,7 +36,7 @@ def _core_rules():
 CORE_RULES = _core_rules()
 FOR_TRANSPORTS = {"core/base", "core/kernels", "core/iface", "core/wire"}
 FRAMED = "transports/framed"
-ON_FRAMES = {"transports/shm", "transports/tcp"}
+ON_FRAMES = {"transports/shm", "transports/tcp", "transports/ucx"}
 CUDA_CALLS = "cuda/calls"
 PUBLIC_HEADERS = "capi/include"
 MAIN_HEADER = "capi/include/sotto/sotto.h"

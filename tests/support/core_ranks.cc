@@ -11,6 +11,9 @@
 #include "transports/inproc/inproc_backend.h"
 #include "transports/shm/shm_backend.h"
 #include "transports/tcp/tcp_backend.h"
+#if SOTTO_TEST_UCX
+#include "transports/ucx/ucx_backend.h"
+#endif
 
 namespace sotto::test {
 
@@ -73,12 +76,22 @@ BackendFactories standard_backends(const tcp::Params& own) {
   backends["tcp"] = {
       [own](const Params& common) { return make_tcp_backend(tcp_options(common, own)); },
       transport_row("tcp")};
+#if SOTTO_TEST_UCX
+  backends["ucx"] = {[](const Params& common) {
+                       ::setenv("UCX_TLS", "tcp", 0);  // what goes between hosts
+                       return make_ucx_backend(ucx_options(common, ucx::Params()));
+                     },
+                     transport_row("ucx")};
+#endif
   return backends;
 }
 
 std::vector<std::string> world_kinds() {
   std::vector<std::string> kinds = {"inproc",  "tcp",           "async", "device_memory",
                                     "ordered", "ordered_async", "mixed"};
+#if SOTTO_TEST_UCX
+  kinds.push_back("ucx");
+#endif
   if (add_cuda_world != nullptr) kinds.push_back("cuda");
   return kinds;
 }

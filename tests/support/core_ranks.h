@@ -46,6 +46,7 @@ std::function<Result<std::unique_ptr<Backend>>(const Params&)> placed(
 //   ordered        a transport without match keys
 //   ordered_async  both, and messages are not cut: as NCCL
 //   mixed          as async, TCP between even and odd ranks, without match keys among them
+//   ucx            CPU device, UCX over sockets, where the build has it; not under ThreadSanitizer
 //   cuda           a CUDA device, where the test program has one (tests/cuda/conformance_world.cc)
 std::vector<std::string> world_kinds();
 void add_cuda_world(WorldOptions* world) __attribute__((weak));  // null in other programs

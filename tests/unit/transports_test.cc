@@ -21,7 +21,7 @@ std::shared_ptr<Context> context_with(const std::vector<TransportRow>& transport
 }
 
 TEST(Transports, TheListNamesWhatMayBeChosen) {
-  EXPECT_EQ(kTransportWords, "auto|inproc|nccl|shm|tcp");
+  EXPECT_EQ(kTransportWords, "auto|inproc|nccl|shm|tcp|ucx");
   std::string words;
   for (const std::string_view choice : kTransportChoices)
     words += (words.empty() ? "" : "|") + std::string(choice);

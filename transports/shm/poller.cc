@@ -2,27 +2,14 @@
 
 #include <algorithm>
 
-#include "transports/framed/framed_transport.h"
-
 namespace sotto::shm {
-namespace {
-
-constexpr int64_t kTickUs = framed::FramedTransport::kTickMs * 1000;
-
-}  // namespace
 
 void ShmPoller::remove(Served& rings) {
   std::ranges::replace(served_, &rings, static_cast<Served*>(nullptr));
   if (!serving_) std::erase(served_, nullptr);
 }
 
-std::shared_ptr<void> ShmPoller::every_tick(std::function<void()> call) {
-  auto tick = std::make_shared<Tick>(std::move(call));
-  ticks_.emplace_back(tick);
-  return tick;
-}
-
-int64_t ShmPoller::poll_interval_us() const { return ticks_.empty() ? INT64_MAX : kTickUs; }
+int64_t ShmPoller::poll_interval_us() const { return ticks_.interval_us(); }
 
 void ShmPoller::wake() {
   woken_.store(true, std::memory_order_release);
@@ -55,19 +42,8 @@ bool ShmPoller::pass() {
   }
   serving_ = false;
   std::erase(served_, nullptr);
-  run_ticks();
+  ticks_.run();
   return moved;
-}
-
-void ShmPoller::run_ticks() {
-  if (ticks_.empty()) return;
-  const int64_t now = clock_.now_ns();
-  if (now - last_tick_ns_ < kTickUs * 1000) return;
-  last_tick_ns_ = now;
-  std::erase_if(ticks_, [](const auto& tick) { return tick.expired(); });
-  for (size_t i = 0; i < ticks_.size(); ++i) {
-    if (const auto tick = ticks_[i].lock()) (*tick)();
-  }
 }
 
 }  // namespace sotto::shm

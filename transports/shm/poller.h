@@ -8,12 +8,11 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
-#include <memory>
 #include <vector>
 
 #include "core/base/clock.h"
 #include "core/iface/transport.h"
+#include "transports/framed/ticks.h"
 #include "transports/shm/bell.h"
 
 namespace sotto::shm {
@@ -42,23 +41,18 @@ class ShmPoller final : public Poller {
   // Served until they are removed. Both are legal inside serve.
   void add(Served& rings) { served_.push_back(&rings); }
   void remove(Served& rings);
-  // A call about every kTickMs, until the handle is destroyed.
-  [[nodiscard]] std::shared_ptr<void> every_tick(std::function<void()> call);
 
+  framed::Ticks& ticks() { return ticks_; }
   const Clock& clock() const { return clock_; }
   const Bell& bell() const { return bell_; }
 
  private:
-  using Tick = std::function<void()>;
-
   bool pass();
-  void run_ticks();
 
   const Clock& clock_;
   const Bell bell_;              // this rank's
   std::vector<Served*> served_;  // null: removed inside serve
-  std::vector<std::weak_ptr<Tick>> ticks_;
-  int64_t last_tick_ns_ = 0;
+  framed::Ticks ticks_{clock_};
   bool serving_ = false;
   bool armed_ = false;
   std::atomic<bool> woken_{false};

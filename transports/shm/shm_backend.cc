@@ -22,7 +22,7 @@ class ShmTransport final : public framed::FramedTransport {
                framed::FlowLimits limits)
       : FramedTransport(kCaps, poller, poller->clock(), rank, std::move(peers), sink, limits),
         rank_(rank),
-        ticker_(poller->every_tick([this] { tick(); })) {}
+        ticker_(poller->ticks().add([this] { tick(); })) {}
   bool reaches(int32_t peer) const override { return peer == rank_ || link(peer) != nullptr; }
 
  private:

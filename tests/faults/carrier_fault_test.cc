@@ -1,8 +1,10 @@
-// Ranks as processes of one host that share memory: results, routes between hosts that the test
+// Ranks as processes over shared memory and over UCX: results, routes between hosts that the test
 // names, and a rank that is killed or stopped.
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "core/base/hash.h"
@@ -48,7 +50,7 @@ std::shared_ptr<Comm> meet(const ProcessRank& self, const nlohmann::json& task) 
   return check(create_by_file(self, params, kSanitized ? 120'000'000 : 60'000'000, task["id"]));
 }
 
-SOTTO_RANK_MAIN(shm_fault) {
+SOTTO_RANK_MAIN(carrier_fault) {
   const auto task = nlohmann::json::parse(self.argument);
   const std::shared_ptr<Comm> comm = meet(self, task);
   std::vector<float> data = numbers_of(self.rank);
@@ -88,8 +90,8 @@ struct Task {
 TEST(Shm, InsideAHostSharedMemoryBetweenHostsTcpAndTheBitsOfTcp) {
   const Task task{.hosts = {"a", "a", "b", "b"}};
   const TempDir folder, other;
-  Processes ranks("shm_fault", 4, {.argument = task.text(folder)});
-  Processes sockets("shm_fault", 4,
+  Processes ranks("carrier_fault", 4, {.argument = task.text(folder)});
+  Processes sockets("carrier_fault", 4,
                     {.argument = Task{.transport = "tcp", .hosts = task.hosts}.text(other)});
   for (const int rank : {0, 1, 2, 3}) EXPECT_EQ(ranks.message(rank), sockets.message(rank));
   EXPECT_EQ(ranks.message(0), "shm 1:shm 2:tcp 3:tcp");
@@ -103,12 +105,69 @@ TEST(Shm, InsideAHostSharedMemoryBetweenHostsTcpAndTheBitsOfTcp) {
   EXPECT_EQ(ranks.prefixed_output(), "");
 }
 
+bool has_ucx() {
+  const std::vector<std::string> kinds = world_kinds();
+  return std::ranges::find(kinds, "ucx") != kinds.end();
+}
+
+TEST(Ucx, HasTheBitsOfTcp) {
+  if (!has_ucx()) GTEST_SKIP() << "this build has no UCX that can be tested";
+  const Task task{.transport = "ucx", .hosts = {"", "", ""}};
+  const TempDir folder, other;
+  Processes ranks("carrier_fault", 3, {.argument = task.text(folder)});
+  Processes sockets("carrier_fault", 3,
+                    {.argument = Task{.transport = "tcp", .hosts = task.hosts}.text(other)});
+  for (const int rank : {0, 1, 2}) EXPECT_EQ(ranks.message(rank), sockets.message(rank));
+  EXPECT_EQ(ranks.message(0), "ucx 1:ucx 2:ucx");
+  ranks.wait_all();
+  sockets.wait_all();
+  EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
+  EXPECT_EQ(ranks.prefixed_output(), "");
+}
+
+// A transport that UCX does not use where the end of a peer has to be seen.
+SOTTO_RANK_MAIN(carrier_unreachable) {
+  ::setenv("UCX_TLS", "posix", 1);
+  Params params;
+  params.transport = "ucx";
+  const auto comm = create_by_file(self, params, 60'000'000, self.argument);
+  self.say(fmt::format("{}: {}", code_name(comm.status().code()), comm.status().text()));
+  return 0;
+}
+
+TEST(Ucx, NamesARankThatItDoesNotReach) {
+  if (!has_ucx()) GTEST_SKIP() << "this build has no UCX that can be tested";
+  const TempDir folder;
+  Processes ranks("carrier_unreachable", 2, {.argument = folder.path() + "/id"});
+  for (const int rank : {0, 1}) {
+    EXPECT_EQ(ranks.message(rank),
+              "TRANSPORT: rank 0 has no way to rank 1: ucp_ep_create (UCX_TLS is posix): "
+              "Destination is unreachable (-6)");
+  }
+  ranks.wait_all();
+  EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
+}
+
+class CarrierFault : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (GetParam() == std::string("ucx") && !has_ucx())
+      GTEST_SKIP() << "this build has no UCX that can be tested";
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Transports, CarrierFault, testing::Values("shm", "ucx"),
+                         [](const auto& which) { return std::string(which.param); });
+
 // The coordinator, and another rank.
-TEST(ShmFault, SurvivorsOfAKilledRankNameIt) {
+TEST_P(CarrierFault, SurvivorsOfAKilledRankNameIt) {
   for (const int lost : {0, 2}) {
     const TempDir folder;
-    Processes ranks("shm_fault", 3,
-                    {.argument = Task{.hosts = {"", "", ""}, .until_failure = true}.text(folder)});
+    Processes ranks(
+        "carrier_fault", 3,
+        {.argument =
+             Task{.transport = GetParam(), .hosts = {"", "", ""}, .until_failure = true}.text(
+                 folder)});
     for (const int rank : {0, 1, 2}) ranks.await(rank, "working");
     ranks.kill(lost, SIGKILL);
     for (const int rank : {0, 1, 2}) {
@@ -124,10 +183,13 @@ TEST(ShmFault, SurvivorsOfAKilledRankNameIt) {
   }
 }
 
-TEST(ShmFault, AStoppedRankIsFoundByItsSilence) {
+TEST_P(CarrierFault, AStoppedRankIsFoundByItsSilence) {
   const TempDir folder;
-  const Task task{.hosts = {"", "", ""}, .until_failure = true, .silence_limit_ms = 1000};
-  Processes ranks("shm_fault", 3, {.argument = task.text(folder)});
+  const Task task{.transport = GetParam(),
+                  .hosts = {"", "", ""},
+                  .until_failure = true,
+                  .silence_limit_ms = 1000};
+  Processes ranks("carrier_fault", 3, {.argument = task.text(folder)});
   for (const int rank : {0, 1, 2}) ranks.await(rank, "working");
   ranks.kill(1, SIGSTOP);
   for (const int rank : {0, 2}) {

@@ -1,0 +1,71 @@
+// UCX: the suite, and how it is found.
+#include <signal.h>
+
+#include <cstdlib>
+
+#include "tests/conformance/transport_suite.h"
+#include "tests/support/joined_backend.h"
+#include "transports/tcp/tcp_backend.h"
+#include "transports/ucx/ucx_backend.h"
+
+namespace sotto::test {
+namespace {
+
+// What goes between hosts.
+const bool kSocketsAlone = ::setenv("UCX_TLS", "tcp", 1) == 0;
+
+TransportCase over_ucx() {
+  return {"ucx",
+          [](const Clock& clock) -> Result<std::unique_ptr<Backend>> {
+            TcpOptions tcp;
+            tcp.clock = &clock;
+            tcp.heartbeat_ms = 50;
+            SOTTO_ASSIGN(std::unique_ptr<Backend> rendezvous, make_tcp_backend(tcp));
+            UcxOptions options;
+            options.clock = &clock;
+            SOTTO_ASSIGN(std::unique_ptr<Backend> transport, make_ucx_backend(options));
+            return std::unique_ptr<Backend>(
+                std::make_unique<JoinedBackend>(std::move(rendezvous), std::move(transport)));
+          },
+          true, true};
+}
+
+INSTANTIATE_TEST_SUITE_P(Ucx, TransportSuite, testing::Values(over_ucx()), case_name);
+
+std::string refusal_of(const std::string& library) {
+  UcxOptions options;
+  options.library = library;
+  const Status status = make_ucx_backend(options).status();
+  return fmt::format("{}: {}", code_name(status.code()), status.text());
+}
+
+TEST(UcxLibrary, ThatIsNotThereIsNamed) {
+  EXPECT_EQ(refusal_of("/nowhere/libucp.so.0"),
+            "UNSUPPORTED: UCX cannot be opened at SOTTO_UCX_LIBRARY=/nowhere/libucp.so.0: "
+            "/nowhere/libucp.so.0: cannot open shared object file: No such file or directory");
+}
+
+TEST(UcxLibrary, ThatIsAnotherOneIsNamed) {
+  EXPECT_EQ(refusal_of("libc.so.6"), "UNSUPPORTED: libc.so.6 is no UCX: it has no ucp_get_version");
+}
+
+TEST(UcxLibrary, TakesNoSignals) {
+  for (const int number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) {
+    struct sigaction before {
+    }, after{};
+    ASSERT_EQ(sigaction(number, nullptr, &before), 0);
+    check(make_ucx_backend({}).status());
+    ASSERT_EQ(sigaction(number, nullptr, &after), 0);
+    EXPECT_EQ(before.sa_handler, after.sa_handler) << "signal " << number;
+  }
+}
+
+TEST(UcxLibrary, WithoutATransportIsNamed) {
+  ::setenv("UCX_TLS", "nothing", 1);
+  const std::string refusal = refusal_of("");
+  ::setenv("UCX_TLS", "tcp", 1);
+  EXPECT_EQ(refusal, "TRANSPORT: ucp_init (UCX_TLS is nothing): No such device (-14)");
+}
+
+}  // namespace
+}  // namespace sotto::test

@@ -1,0 +1,30 @@
+// What one active message carries beside the payload of its frame.
+#pragma once
+
+#include <cstdint>
+
+#include "core/wire/frame.h"
+
+namespace sotto::ucx {
+
+inline constexpr unsigned kMessageId = 1;  // of the active messages
+
+// The header of the active message, as it lies in memory: UCX connects hosts of one byte order.
+struct Head {
+  uint64_t to = 0;      // the receiving end, as its process has numbered it
+  uint64_t number = 0;  // of the frame on its carrier, from 0
+  wire::HeaderBytes frame{};
+  wire::TrailerBytes trailer{};  // zeros without a payload
+};
+// Instead of a number, without a frame: the endpoint of the two ranks is connected; all frames up
+// to the bye have arrived.
+inline constexpr uint64_t kGreeting = UINT64_MAX, kTaken = UINT64_MAX - 1;
+
+struct Arrived {
+  Head head;
+  void* data = nullptr;  // UCX's, until it is received or released; null: no payload
+  uint64_t bytes = 0;
+  bool rendezvous = false;  // data has to be fetched from the sender
+};
+
+}  // namespace sotto::ucx

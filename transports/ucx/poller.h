@@ -1,0 +1,52 @@
+// Serves the workers of one context inside poll(), without a thread of its own.
+//
+// Threads: the driving thread; wake() from any.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "core/base/clock.h"
+#include "core/iface/transport.h"
+#include "transports/framed/ticks.h"
+
+namespace sotto::ucx {
+
+class Worker;
+
+class UcxPoller final : public Poller {
+ public:
+  // clock: outlives the poller. TRANSPORT: no descriptors left.
+  static Result<std::shared_ptr<UcxPoller>> make(const Clock& clock);
+  explicit UcxPoller(const Clock& clock) : clock_(clock) {}  // for make
+  ~UcxPoller() override;
+  UcxPoller(const UcxPoller&) = delete;
+
+  bool poll(int64_t wait_us) override;
+  int64_t poll_interval_us() const override { return ticks_.interval_us(); }
+  void wake() override;
+  // An epoll of all workers' descriptors.
+  int descriptor() const override { return epoll_; }
+  bool arm() override;
+
+  // Served until it is removed. Both are legal inside a pass.
+  Status add(Worker& worker);
+  void remove(Worker& worker);
+
+  framed::Ticks& ticks() { return ticks_; }
+  const Clock& clock() const { return clock_; }
+
+ private:
+  bool pass();
+
+  const Clock& clock_;
+  int epoll_ = -1;
+  int bell_ = -1;                 // an eventfd, for wake
+  std::vector<Worker*> workers_;  // null: removed inside a pass
+  framed::Ticks ticks_{clock_};
+  bool passing_ = false;
+  std::atomic<bool> woken_{false};
+};
+
+}  // namespace sotto::ucx
