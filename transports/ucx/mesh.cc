@@ -6,9 +6,10 @@
 
 namespace sotto::ucx {
 
-Status Mesh::connect(Driver& driver, Deadline deadline) {
+Status Mesh::connect(const ControlPlane& control, Driver& driver, Deadline deadline) {
   Status failed;
   const auto done = [&] {
+    if (failed.ok() && control.failure()) failed = control.failure()->status();
     size_t missing = 0;
     for (auto& [peer, pair] : pairs_) {
       if (failed.ok()) failed = advance(peer, pair);

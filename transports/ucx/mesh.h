@@ -30,8 +30,9 @@ class Mesh {
 
   // address: of the peer's worker.
   void add(int32_t peer, std::string address) { pairs_[peer].address = std::move(address); }
-  // Connects them all. TIMEOUT with the ranks that are missing, PEER_LOST, TRANSPORT.
-  Status connect(Driver& driver, Deadline deadline);
+  // Connects them all. TIMEOUT with the ranks that are missing, PEER_LOST, TRANSPORT; the cause of
+  // the group's failure, if another rank tells one meanwhile.
+  Status connect(const ControlPlane& control, Driver& driver, Deadline deadline);
   const std::shared_ptr<Endpoint>& with(int32_t peer) const { return pairs_.at(peer).endpoint; }
 
  private:

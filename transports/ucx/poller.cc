@@ -9,8 +9,6 @@
 #include <cerrno>
 #include <cstring>
 
-#include "transports/ucx/worker.h"
-
 namespace sotto::ucx {
 namespace {
 
@@ -39,15 +37,15 @@ UcxPoller::~UcxPoller() {
   if (bell_ >= 0) ::close(bell_);
 }
 
-Status UcxPoller::add(Worker& worker) {
+Status UcxPoller::add(Served& worker) {
   SOTTO_TRY(add_to(epoll_, worker.descriptor()));
   workers_.push_back(&worker);
   return ok_status();
 }
 
-void UcxPoller::remove(Worker& worker) {
+void UcxPoller::remove(Served& worker) {
   ::epoll_ctl(epoll_, EPOLL_CTL_DEL, worker.descriptor(), nullptr);
-  std::ranges::replace(workers_, &worker, static_cast<Worker*>(nullptr));
+  std::ranges::replace(workers_, &worker, static_cast<Served*>(nullptr));
   if (!passing_) std::erase(workers_, nullptr);
 }
 
@@ -61,7 +59,7 @@ bool UcxPoller::arm() {
   uint64_t count;
   [[maybe_unused]] const ssize_t n = ::read(bell_, &count, sizeof count);
   if (woken_.exchange(false, std::memory_order_acq_rel)) return false;
-  return std::ranges::all_of(workers_, [](Worker* worker) { return worker->arm(); });
+  return std::ranges::all_of(workers_, [](Served* worker) { return worker->arm(); });
 }
 
 bool UcxPoller::poll(int64_t wait_us) {

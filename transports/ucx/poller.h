@@ -13,7 +13,17 @@
 
 namespace sotto::ucx {
 
-class Worker;
+// A worker of UCX.
+class Served {
+ public:
+  virtual ~Served() = default;
+  // Becomes readable when there is something to do after arm.
+  virtual int descriptor() const = 0;
+  // False: there is something to do now.
+  virtual bool arm() = 0;
+  // Does what there is. True: something moved.
+  virtual bool pass() = 0;
+};
 
 class UcxPoller final : public Poller {
  public:
@@ -31,8 +41,8 @@ class UcxPoller final : public Poller {
   bool arm() override;
 
   // Served until it is removed. Both are legal inside a pass.
-  Status add(Worker& worker);
-  void remove(Worker& worker);
+  Status add(Served& worker);
+  void remove(Served& worker);
 
   framed::Ticks& ticks() { return ticks_; }
   const Clock& clock() const { return clock_; }
@@ -43,7 +53,7 @@ class UcxPoller final : public Poller {
   const Clock& clock_;
   int epoll_ = -1;
   int bell_ = -1;                 // an eventfd, for wake
-  std::vector<Worker*> workers_;  // null: removed inside a pass
+  std::vector<Served*> workers_;  // null: removed inside a pass
   framed::Ticks ticks_{clock_};
   bool passing_ = false;
   std::atomic<bool> woken_{false};

@@ -81,7 +81,7 @@ class UcxBackend final : public Backend {
       flow.credit_bytes = std::min(flow.credit_bytes, member->flow.credit_bytes);
       if (peer != rank) mesh.add(peer, std::move(member->address));
     }
-    SOTTO_TRY(mesh.connect(driver, deadline));
+    SOTTO_TRY(mesh.connect(control, driver, deadline));
     std::vector<framed::PeerCarriers> links(all.size());
     for (const int32_t peer : peers) {
       if (peer == rank) continue;

@@ -59,22 +59,19 @@ class UcpContext {
   ucp_context_h context_ = nullptr;
 };
 
-class Worker {
+class Worker final : public Served {
  public:
   // Served by the poller. TRANSPORT: what UCX says.
   static Result<std::shared_ptr<Worker>> make(std::shared_ptr<UcpContext> context,
                                               std::shared_ptr<UcxPoller> poller);
   Worker(std::shared_ptr<UcpContext> context, std::shared_ptr<UcxPoller> poller)  // for make
       : context_(std::move(context)), poller_(std::move(poller)) {}
-  ~Worker();
+  ~Worker() override;
   Worker(const Worker&) = delete;
 
-  // Becomes readable when there is something to do after arm.
-  int descriptor() const { return descriptor_; }
-  // False: there is something to do now.
-  bool arm();
-  // Does what there is. True: something moved.
-  bool pass();
+  int descriptor() const override { return descriptor_; }
+  bool arm() override;
+  bool pass() override;
 
   const Api& api() const { return context_->api(); }
   ucp_worker_h handle() const { return worker_; }
