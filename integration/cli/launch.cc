@@ -1,16 +1,15 @@
 #include "integration/cli/launch.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <netinet/in.h>
+#include <fmt/core.h>
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <string_view>
 
 namespace sotto_cli {
@@ -157,6 +156,12 @@ StartedRank start_rank(const RankCommand& command) {
   return rank;
 }
 
+std::string how_it_ended(int wait_status) {
+  if (WIFEXITED(wait_status)) return fmt::format("exit code {}", WEXITSTATUS(wait_status));
+  const int number = WTERMSIG(wait_status);
+  return fmt::format("signal {} ({})", number, strsignal(number));
+}
+
 bool Watcher::start() {
   Pipe pipe;
   if (!pipe.open()) return false;
@@ -184,25 +189,6 @@ void Watcher::stop() {
   pipe_ = -1;
   if (pid_ > 0) waitpid(pid_, nullptr, 0);
   pid_ = -1;
-}
-
-ReservedPort::~ReservedPort() {
-  if (fd_ >= 0) close(fd_);
-}
-
-uint16_t ReservedPort::reserve() {
-  fd_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const int on = 1;
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  if (fd_ < 0 || setsockopt(fd_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
-      bind(fd_, reinterpret_cast<sockaddr*>(&address), length) != 0 ||
-      getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
-    return 0;
-  }
-  return ntohs(address.sin_port);
 }
 
 }  // namespace sotto_cli

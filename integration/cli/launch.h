@@ -26,6 +26,9 @@ struct StartedRank {
 // process dies.
 StartedRank start_rank(const RankCommand& command);
 
+// "exit code 3" or "signal 9 (Killed)"; wait_status as of waitpid(2).
+std::string how_it_ended(int wait_status);
+
 // A small process that kills the process groups of a run when sotto-run has died without doing so.
 // (The kernel's parent-death signal reaches only direct children, not those that a wrapper
 // started.)
@@ -49,22 +52,6 @@ class Watcher {
 
   pid_t pid_ = -1;
   int pipe_ = -1;
-};
-
-// A TCP port of 127.0.0.1 for rank 0: bound here, so that no other process is given it, but not
-// listened at, so that a listener with SO_REUSEADDR can have it.
-class ReservedPort {
- public:
-  ReservedPort() = default;
-  ~ReservedPort();
-  ReservedPort(const ReservedPort&) = delete;
-  ReservedPort& operator=(const ReservedPort&) = delete;
-
-  // The port; 0 if there is none.
-  uint16_t reserve();
-
- private:
-  int fd_ = -1;
 };
 
 }  // namespace sotto_cli

@@ -1,0 +1,26 @@
+// Where the ranks of a run meet: a port of the machine of rank 0.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace sotto_cli {
+
+// A TCP port for rank 0: bound here, so that no other process is given it, but not listened at, so
+// that a listener with SO_REUSEADDR can have it.
+class ReservedPort {
+ public:
+  ReservedPort() = default;
+  ~ReservedPort();
+  ReservedPort(const ReservedPort&) = delete;
+  ReservedPort& operator=(const ReservedPort&) = delete;
+
+  // The port; 0 if there is none, or if the address (IPv4 or IPv6 in digits) is not one of this
+  // machine.
+  uint16_t reserve(const std::string& address);
+
+ private:
+  int fd_ = -1;
+};
+
+}  // namespace sotto_cli
