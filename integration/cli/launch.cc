@@ -71,15 +71,14 @@ void default_signals() {
 }
 
 // Between fork and exec: async-signal-safe calls only.
-[[noreturn]] void become_rank(char* const* words, char* const* environment, pid_t parent, int out,
-                              int err, int report) {
+[[noreturn]] void become_rank(char* const* words, char* const* environment, pid_t parent, int in,
+                              int out, int err, int report) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);  // it died before the line above took effect
   default_signals();
-  const int nothing = open("/dev/null", O_RDONLY);
-  if (nothing >= 0) dup2(nothing, STDIN_FILENO);
-  if (nothing > STDERR_FILENO) close(nothing);
+  if (in < 0) in = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  if (in >= 0) dup2(in, STDIN_FILENO);
   if (out >= 0) dup2(out, STDOUT_FILENO);
   dup2(err, STDERR_FILENO);
   execvpe(words[0], words, environment);
@@ -127,7 +126,8 @@ StartedRank start_rank(const RankCommand& command) {
     const pid_t self = getpid();
     rank.pid = fork();
     if (rank.pid == 0)
-      become_rank(argv.data(), envp.data(), self, out.write_end, err.write_end, report.write_end);
+      become_rank(argv.data(), envp.data(), self, command.stdin_fd, out.write_end, err.write_end,
+                  report.write_end);
     if (rank.pid < 0) rank.error = errno;
   }
   report.close_write();

@@ -13,6 +13,7 @@ struct RankCommand {
   std::vector<std::string> words;        // program and arguments; the program is looked up in PATH
   std::vector<std::string> environment;  // "NAME=value", on top of this process's own
   bool inherit_stdout = false;           // else a pipe
+  int stdin_fd = -1;                     // borrowed; -1: nothing can be read
 };
 
 struct StartedRank {
@@ -22,8 +23,8 @@ struct StartedRank {
   int error = 0;  // errno of what failed; then nothing runs and no descriptor is open
 };
 
-// Starts one rank in a process group of its own, standard input empty, to be killed when this
-// process dies.
+// Starts one rank, or a remote shell, in a process group of its own, to be killed when this process
+// dies.
 StartedRank start_rank(const RankCommand& command);
 
 // "exit code 3" or "signal 9 (Killed)"; wait_status as of waitpid(2).

@@ -23,4 +23,10 @@ class ReservedPort {
   int fd_ = -1;
 };
 
+// tcp://address:port for rank 0 on this machine, at a port that is reserved for it. host: the name
+// or address by which users know this machine. others: whether ranks of other machines have to
+// reach it; then an address in digits is taken as it is, else what the name means here, loopback
+// excepted, or where sshd was connected to. Throws std::runtime_error if there is no such address.
+std::string reserve_for_others(const std::string& host, bool others, ReservedPort& port);
+
 }  // namespace sotto_cli

@@ -30,8 +30,25 @@ std::vector<std::unique_ptr<RankRunner>> make_runners(const RunOptions& options,
   group.count = group.world = options.ranks;
   group.words = options.wrapper;
   group.words.insert(group.words.end(), options.command.begin(), options.command.end());
+  group.environment = options.environment;
   std::vector<std::unique_ptr<RankRunner>> runners;
-  runners.push_back(std::make_unique<LocalRanks>(std::move(group), options.raw_rank, watcher));
+  if (options.hosts.empty()) {
+    runners.push_back(std::make_unique<LocalRanks>(std::move(group), options.raw_rank, watcher));
+    return runners;
+  }
+  Job job;
+  job.group = std::move(group);
+  job.folder = working_directory();
+  job.has_others = options.hosts.size() > 1;
+  job.silence_ns = to_ns(options.host_timeout_s);
+  const auto heartbeats = std::make_shared<Heartbeats>(heartbeat_interval_ns(job.silence_ns));
+  for (const Host& host : options.hosts) {
+    job.host = host.name;
+    job.group.count = host.slots;
+    job.has_rendezvous = runners.empty() && options.rendezvous.empty();
+    runners.push_back(std::make_unique<RemoteRanks>(options.shell, host, job, heartbeats, watcher));
+    job.group.first += host.slots;
+  }
   return runners;
 }
 
@@ -87,7 +104,8 @@ void Supervisor::expect_rank(int32_t r) {
   Rank& rank = ranks_[static_cast<size_t>(r)];
   const std::string prefix = fmt::format("{}[{}] ", redraw_ ? "\r\x1b[K" : "", r);
   const bool raw = r == options_.raw_rank;
-  if (!raw) rank.out = std::make_unique<Relay>(STDOUT_FILENO, prefix, false);
+  if (!raw || !options_.hosts.empty())
+    rank.out = std::make_unique<Relay>(STDOUT_FILENO, prefix, raw);
   rank.err = std::make_unique<Relay>(STDERR_FILENO, prefix, raw);
   rank.running = true;
 }
@@ -234,7 +252,7 @@ void Supervisor::escalate_if_due() {
 }
 
 void Supervisor::end_all(int signal_number, std::string_view why, int exit_code) {
-  if (first_failure_ < 0) {
+  if (first_failure_ < 0 && ended_because_.empty()) {
     exit_code_ = exit_code;
     ended_because_ = why;
   }

@@ -7,9 +7,11 @@
 #include <string_view>
 #include <vector>
 
+#include "integration/cli/hosts.h"
 #include "integration/cli/launch.h"
 #include "integration/cli/output.h"
 #include "integration/cli/ranks.h"
+#include "integration/cli/remote_ranks.h"
 
 namespace sotto_cli {
 
@@ -18,7 +20,11 @@ struct RunOptions {
   std::string rendezvous;            // tcp://host:port; empty: a free port
   std::vector<std::string> wrapper;  // words before the program's
   std::vector<std::string> command;
-  double timeout_s = 0;  // of the whole run; 0: none
+  std::vector<std::string> environment;   // "NAME=value" for all ranks
+  std::vector<Host> hosts;                // empty: this machine
+  RemoteShell shell;                      // by which hosts are reached
+  double host_timeout_s = kHostTimeoutS;  // how long a host may be silent
+  double timeout_s = 0;                   // of the whole run; 0: none
   // How long the others may go on after a rank has failed, and any may after a signal.
   double grace_s = 10;
   int32_t raw_rank = -1;  // whose standard output is left alone; -1: none
