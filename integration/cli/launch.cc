@@ -1,16 +1,15 @@
 #include "integration/cli/launch.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <netinet/in.h>
+#include <fmt/core.h>
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <string_view>
 
 namespace sotto_cli {
@@ -72,15 +71,14 @@ void default_signals() {
 }
 
 // Between fork and exec: async-signal-safe calls only.
-[[noreturn]] void become_rank(char* const* words, char* const* environment, pid_t parent, int out,
-                              int err, int report) {
+[[noreturn]] void become_rank(char* const* words, char* const* environment, pid_t parent, int in,
+                              int out, int err, int report) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);  // it died before the line above took effect
   default_signals();
-  const int nothing = open("/dev/null", O_RDONLY);
-  if (nothing >= 0) dup2(nothing, STDIN_FILENO);
-  if (nothing > STDERR_FILENO) close(nothing);
+  if (in < 0) in = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  if (in >= 0) dup2(in, STDIN_FILENO);
   if (out >= 0) dup2(out, STDOUT_FILENO);
   dup2(err, STDERR_FILENO);
   execvpe(words[0], words, environment);
@@ -128,7 +126,8 @@ StartedRank start_rank(const RankCommand& command) {
     const pid_t self = getpid();
     rank.pid = fork();
     if (rank.pid == 0)
-      become_rank(argv.data(), envp.data(), self, out.write_end, err.write_end, report.write_end);
+      become_rank(argv.data(), envp.data(), self, command.stdin_fd, out.write_end, err.write_end,
+                  report.write_end);
     if (rank.pid < 0) rank.error = errno;
   }
   report.close_write();
@@ -155,6 +154,12 @@ StartedRank start_rank(const RankCommand& command) {
   rank.stdout_fd = out.read_end;
   rank.stderr_fd = err.read_end;
   return rank;
+}
+
+std::string how_it_ended(int wait_status) {
+  if (WIFEXITED(wait_status)) return fmt::format("exit code {}", WEXITSTATUS(wait_status));
+  const int number = WTERMSIG(wait_status);
+  return fmt::format("signal {} ({})", number, strsignal(number));
 }
 
 bool Watcher::start() {
@@ -184,25 +189,6 @@ void Watcher::stop() {
   pipe_ = -1;
   if (pid_ > 0) waitpid(pid_, nullptr, 0);
   pid_ = -1;
-}
-
-ReservedPort::~ReservedPort() {
-  if (fd_ >= 0) close(fd_);
-}
-
-uint16_t ReservedPort::reserve() {
-  fd_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const int on = 1;
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  if (fd_ < 0 || setsockopt(fd_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
-      bind(fd_, reinterpret_cast<sockaddr*>(&address), length) != 0 ||
-      getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
-    return 0;
-  }
-  return ntohs(address.sin_port);
 }
 
 }  // namespace sotto_cli

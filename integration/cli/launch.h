@@ -13,6 +13,7 @@ struct RankCommand {
   std::vector<std::string> words;        // program and arguments; the program is looked up in PATH
   std::vector<std::string> environment;  // "NAME=value", on top of this process's own
   bool inherit_stdout = false;           // else a pipe
+  int stdin_fd = -1;                     // borrowed; -1: nothing can be read
 };
 
 struct StartedRank {
@@ -22,9 +23,12 @@ struct StartedRank {
   int error = 0;  // errno of what failed; then nothing runs and no descriptor is open
 };
 
-// Starts one rank in a process group of its own, standard input empty, to be killed when this
-// process dies.
+// Starts one rank, or a remote shell, in a process group of its own, to be killed when this process
+// dies.
 StartedRank start_rank(const RankCommand& command);
+
+// "exit code 3" or "signal 9 (Killed)"; wait_status as of waitpid(2).
+std::string how_it_ended(int wait_status);
 
 // A small process that kills the process groups of a run when sotto-run has died without doing so.
 // (The kernel's parent-death signal reaches only direct children, not those that a wrapper
@@ -49,22 +53,6 @@ class Watcher {
 
   pid_t pid_ = -1;
   int pipe_ = -1;
-};
-
-// A TCP port of 127.0.0.1 for rank 0: bound here, so that no other process is given it, but not
-// listened at, so that a listener with SO_REUSEADDR can have it.
-class ReservedPort {
- public:
-  ReservedPort() = default;
-  ~ReservedPort();
-  ReservedPort(const ReservedPort&) = delete;
-  ReservedPort& operator=(const ReservedPort&) = delete;
-
-  // The port; 0 if there is none.
-  uint16_t reserve();
-
- private:
-  int fd_ = -1;
 };
 
 }  // namespace sotto_cli

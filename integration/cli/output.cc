@@ -1,6 +1,5 @@
 #include "integration/cli/output.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <unistd.h>
 
@@ -29,36 +28,8 @@ void write_all(int fd, std::string_view text) {
   }
 }
 
-Relay::Relay(int source, int sink, std::string prefix, bool raw)
-    : source_(source), sink_(sink), prefix_(std::move(prefix)), raw_(raw) {
-  fcntl(source_, F_SETFL, fcntl(source_, F_GETFL) | O_NONBLOCK);
-}
-
-Relay::~Relay() {
-  if (source_ >= 0) ::close(source_);
-}
-
-void Relay::pump() {
-  char buffer[65536];
-  while (source_ >= 0) {
-    const ssize_t n = read(source_, buffer, sizeof buffer);
-    if (n > 0) {
-      take(std::string_view(buffer, static_cast<size_t>(n)));
-      if (static_cast<size_t>(n) < sizeof buffer) return;  // the other streams get their turn
-    } else if (n == 0 || (errno != EAGAIN && errno != EINTR)) {
-      close();
-    } else if (errno == EAGAIN) {
-      return;
-    }
-  }
-}
-
-void Relay::close() {
-  if (source_ < 0) return;
-  ::close(source_);
-  source_ = -1;
-  if (!line_.empty()) finish_line();
-}
+Relay::Relay(int sink, std::string prefix, bool raw)
+    : sink_(sink), prefix_(std::move(prefix)), raw_(raw) {}
 
 void Relay::take(std::string_view bytes) {
   if (raw_) write_all(sink_, bytes);
@@ -69,6 +40,10 @@ void Relay::take(std::string_view bytes) {
     finish_line();
     bytes.remove_prefix(end == std::string_view::npos ? bytes.size() : end + 1);
   }
+}
+
+void Relay::finish() {
+  if (!line_.empty()) finish_line();
 }
 
 void Relay::finish_line() {

@@ -17,25 +17,18 @@ void write_all(int fd, std::string_view text);
 // lines are remembered.
 class Relay {
  public:
-  // source: read end of a pipe, owned, made non-blocking. sink: borrowed.
-  Relay(int source, int sink, std::string prefix, bool raw);
-  ~Relay();
-  Relay(const Relay&) = delete;
-  Relay& operator=(const Relay&) = delete;
+  // sink: borrowed.
+  Relay(int sink, std::string prefix, bool raw);
 
-  int source() const { return source_; }  // -1 when closed
-  // Reads what there is and passes it on; closes at the end of the stream.
-  void pump();
-  // Passes on an unfinished last line and stops reading.
-  void close();
+  void take(std::string_view bytes);
+  // Passes on an unfinished last line.
+  void finish();
 
   const std::deque<std::string>& last_lines() const { return last_lines_; }
 
  private:
-  void take(std::string_view bytes);
   void finish_line();
 
-  int source_;
   const int sink_;
   const std::string prefix_;
   const bool raw_;

@@ -1,11 +1,8 @@
 #include "integration/cli/supervisor.h"
 
 #include <fmt/core.h>
-#include <poll.h>
 #include <signal.h>
-#include <sys/signalfd.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,26 +10,14 @@
 #include <cstring>
 #include <utility>
 
+#include "integration/cli/local_ranks.h"
+#include "integration/cli/waiting.h"
 #include "integration/cli/words.h"
 
 namespace sotto_cli {
 namespace {
 
-constexpr int64_t kNsPerS = 1000000000;
-constexpr int64_t kNsPerMs = 1000000;
-// After SIGTERM; and for streams that something outside the rank's process group still holds open.
-constexpr int64_t kTermToKillNs = 5 * kNsPerS;
-constexpr int64_t kDrainNs = kNsPerS;
-
-int64_t now_ns() {
-  timespec t{};
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return t.tv_sec * kNsPerS + t.tv_nsec;
-}
-
-int64_t to_ns(double seconds) {
-  return static_cast<int64_t>(seconds * static_cast<double>(kNsPerS));
-}
+constexpr int64_t kTermToKillNs = 5 * kNsPerS;  // after SIGTERM
 
 bool failed(int wait_status) { return !WIFEXITED(wait_status) || WEXITSTATUS(wait_status) != 0; }
 
@@ -40,25 +25,38 @@ int exit_code_of(int wait_status) {
   return WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : kExitSignal + WTERMSIG(wait_status);
 }
 
-std::string how_it_ended(int wait_status) {
-  if (WIFEXITED(wait_status)) return fmt::format("exit code {}", WEXITSTATUS(wait_status));
-  const int number = WTERMSIG(wait_status);
-  return fmt::format("signal {} ({})", number, strsignal(number));
-}
-
-int open_signal_fd() {
-  sigset_t set;
-  sigemptyset(&set);
-  for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, number);
-  sigprocmask(SIG_BLOCK, &set, nullptr);
-  return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+std::vector<std::unique_ptr<RankRunner>> make_runners(const RunOptions& options, Watcher& watcher) {
+  RankGroup group;
+  group.count = group.world = options.ranks;
+  group.words = options.wrapper;
+  group.words.insert(group.words.end(), options.command.begin(), options.command.end());
+  group.environment = options.environment;
+  std::vector<std::unique_ptr<RankRunner>> runners;
+  if (options.hosts.empty()) {
+    runners.push_back(std::make_unique<LocalRanks>(std::move(group), options.raw_rank, watcher));
+    return runners;
+  }
+  Job job;
+  job.group = std::move(group);
+  job.folder = working_directory();
+  job.has_others = options.hosts.size() > 1;
+  job.silence_ns = to_ns(options.host_timeout_s);
+  const auto heartbeats = std::make_shared<Heartbeats>(heartbeat_interval_ns(job.silence_ns));
+  for (const Host& host : options.hosts) {
+    job.host = host.name;
+    job.group.count = host.slots;
+    job.has_rendezvous = runners.empty() && options.rendezvous.empty();
+    runners.push_back(std::make_unique<RemoteRanks>(options.shell, host, job, heartbeats, watcher));
+    job.group.first += host.slots;
+  }
+  return runners;
 }
 
 }  // namespace
 
 Supervisor::Supervisor(RunOptions options)
     : options_(std::move(options)),
-      rendezvous_(options_.rendezvous),
+      ranks_(static_cast<size_t>(options_.ranks)),
       redraw_(options_.raw_rank >= 0 && isatty(STDOUT_FILENO) != 0) {}
 
 Supervisor::~Supervisor() {
@@ -66,110 +64,74 @@ Supervisor::~Supervisor() {
 }
 
 int Supervisor::run() {
-  if (rendezvous_.empty()) {
-    const uint16_t port = port_.reserve();
-    if (port == 0) {
-      say("no free TCP port on 127.0.0.1; name one with --rendezvous tcp://host:port");
-      return kExitOwnFailure;
-    }
-    rendezvous_ = fmt::format("tcp://127.0.0.1:{}", port);
-  }
   signal_fd_ = open_signal_fd();
   if (signal_fd_ < 0 || !watcher_.start()) {
     say(fmt::format("cannot start: {}", strerror(errno)));
     return kExitOwnFailure;
   }
   if (options_.timeout_s > 0) time_limit_ns_ = now_ns() + to_ns(options_.timeout_s);
-  if (start_all()) {
-    while (!everything_done()) wait_for_events();
-    show_first_failure();
-  }
+  runners_ = make_runners(options_, watcher_);
+  wait_until_ready();
+  if (stage_ == RankStage::kRunning) start_all();
+  while (!everything_done()) wait_for_events();
+  close_runners();
+  show_first_failure();
   watcher_.stop();
   return exit_code_;
 }
 
-bool Supervisor::start_all() {
-  for (int32_t r = 0; r < options_.ranks; ++r) {
-    RankCommand command;
-    command.words = options_.wrapper;
-    command.words.insert(command.words.end(), options_.command.begin(), options_.command.end());
-    command.environment = environment_of(r);
-    command.inherit_stdout = r == options_.raw_rank;
-    const StartedRank started = start_rank(command);
-    if (started.error != 0) {
-      exit_code_ = report_start_failure(r, started.error);
-      signal_all(SIGKILL);
-      while (any_running()) wait_for_events();
-      return false;
-    }
-    watcher_.add(started.pid);
-    const std::string prefix = fmt::format("{}[{}] ", redraw_ ? "\r\x1b[K" : "", r);
-    Rank rank;
-    rank.pid = started.pid;
-    if (started.stdout_fd >= 0)
-      rank.out = std::make_unique<Relay>(started.stdout_fd, STDOUT_FILENO, prefix, false);
-    rank.err =
-        std::make_unique<Relay>(started.stderr_fd, STDERR_FILENO, prefix, r == options_.raw_rank);
-    ranks_.push_back(std::move(rank));
+void Supervisor::wait_until_ready() {
+  while (stage_ == RankStage::kRunning &&
+         !std::all_of(runners_.begin(), runners_.end(),
+                      [](const auto& runner) { return runner->ready(); })) {
+    wait_for_events();
   }
-  return true;
 }
 
-int Supervisor::report_start_failure(int32_t rank, int error) {
-  const std::string& program =
-      options_.wrapper.empty() ? options_.command.front() : options_.wrapper.front();
-  say(fmt::format("cannot start rank {}: {}: {}", rank, join_words({program}), strerror(error)));
-  if (error == ENOENT) return kExitNotFound;
-  return error == EAGAIN || error == EMFILE || error == ENFILE || error == ENOMEM ? kExitOwnFailure
-                                                                                  : kExitCannotRun;
+void Supervisor::start_all() {
+  const std::string rendezvous =
+      options_.rendezvous.empty() ? runners_.front()->rendezvous() : options_.rendezvous;
+  started_ = true;
+  for (const auto& runner : runners_) {
+    if (stage_ != RankStage::kRunning) return;
+    const RankGroup& group = runner->group();
+    for (int32_t r = group.first; r < group.first + group.count; ++r) expect_rank(r);
+    runner->start(rendezvous, *this);
+  }
 }
 
-std::vector<std::string> Supervisor::environment_of(int32_t rank) const {
-  return {fmt::format("SOTTO_RANK={}", rank), fmt::format("SOTTO_WORLD_SIZE={}", options_.ranks),
-          fmt::format("SOTTO_LOCAL_RANK={}", rank),
-          fmt::format("SOTTO_LOCAL_SIZE={}", options_.ranks),
-          fmt::format("SOTTO_RENDEZVOUS={}", rendezvous_)};
+void Supervisor::expect_rank(int32_t r) {
+  Rank& rank = ranks_[static_cast<size_t>(r)];
+  const std::string prefix = fmt::format("{}[{}] ", redraw_ ? "\r\x1b[K" : "", r);
+  const bool raw = r == options_.raw_rank;
+  if (!raw || !options_.hosts.empty())
+    rank.out = std::make_unique<Relay>(STDOUT_FILENO, prefix, raw);
+  rank.err = std::make_unique<Relay>(STDERR_FILENO, prefix, raw);
+  rank.running = true;
 }
 
-int64_t Supervisor::poll_wait_ms() const {
-  int64_t next = INT64_MAX;
-  for (const int64_t due : {next_stage_ns_, stage_ == RankStage::kRunning ? time_limit_ns_ : 0}) {
-    if (due != 0) next = std::min(next, due);
+int64_t Supervisor::due_ns() const {
+  int64_t due = kNever;
+  for (const int64_t at : {next_stage_ns_, stage_ == RankStage::kRunning ? time_limit_ns_ : 0}) {
+    if (at != 0) due = std::min(due, at);
   }
-  for (const Rank& rank : ranks_) {
-    if (rank.pid < 0) next = std::min(next, rank.ended_ns + kDrainNs);
-  }
-  if (next == INT64_MAX) return -1;
-  return std::clamp<int64_t>((next - now_ns() + kNsPerMs - 1) / kNsPerMs, 0, INT32_MAX);
+  for (const auto& runner : runners_) due = std::min(due, runner->due_ns());
+  return due;
 }
 
 void Supervisor::wait_for_events() {
   std::vector<pollfd> fds{{signal_fd_, POLLIN, 0}};
-  std::vector<Relay*> relays;
-  for (Rank& rank : ranks_) {
-    for (Relay* relay : {rank.out.get(), rank.err.get()}) {
-      if (relay == nullptr || relay->source() < 0) continue;
-      fds.push_back({relay->source(), POLLIN, 0});
-      relays.push_back(relay);
-    }
-  }
-  if (poll(fds.data(), fds.size(), static_cast<int>(poll_wait_ms())) > 0) {
-    for (size_t i = 0; i < relays.size(); ++i) {
-      if (fds[i + 1].revents != 0) relays[i]->pump();
-    }
-    signalfd_siginfo info{};
-    while (read(signal_fd_, &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
-      on_signal(static_cast<int>(info.ssi_signo));
-    }
-  }
-  collect_ended();
+  for (const auto& runner : runners_) runner->watch(fds);
+  poll_until(fds, due_ns());
+  for (const int number : take_signals(signal_fd_)) on_signal(number);
+  for (const auto& runner : runners_) runner->handle(fds, *this);
+  look_for_failure();
   escalate_if_due();
-  close_leftover_streams();
 }
 
 void Supervisor::on_signal(int number) {
-  if (number == SIGCHLD)
-    return;  // collect_ended looks at every rank anyway: signals of one kind merge
+  if (number == SIGCHLD) return;  // runners look at every child anyway: signals of one kind merge
+  if (number == SIGTSTP) return stop_as_asked();
   if (stage_ >= RankStage::kAsked) {
     signal_all(SIGKILL);
     stage_ = RankStage::kKilled;
@@ -180,25 +142,69 @@ void Supervisor::on_signal(int number) {
           kExitSignal + number);
 }
 
-void Supervisor::collect_ended() {
-  std::vector<int32_t> failures;
-  for (size_t r = 0; r < ranks_.size(); ++r) {
-    Rank& rank = ranks_[r];
-    siginfo_t info{};
-    if (rank.pid < 0 ||
-        waitid(P_PID, static_cast<id_t>(rank.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
-        info.si_pid == 0) {
-      continue;
-    }
-    // What the rank has left behind ends with it. The group's number is safe to use until the
-    // leader is reaped.
-    kill(-rank.pid, SIGKILL);
-    watcher_.forget(rank.pid);
-    waitpid(rank.pid, &rank.wait_status, 0);
-    rank.pid = -1;
-    rank.ended_ns = now_ns();
-    if (failed(rank.wait_status)) failures.push_back(static_cast<int32_t>(r));
+// As the signal would have done, had it not been taken.
+void Supervisor::stop_as_asked() {
+  for (const auto& runner : runners_) runner->pause(true);
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTSTP);
+  raise(SIGTSTP);
+  sigprocmask(SIG_UNBLOCK, &set, nullptr);  // stands here until SIGCONT
+  sigprocmask(SIG_BLOCK, &set, nullptr);
+  for (const auto& runner : runners_) runner->pause(false);
+}
+
+void Supervisor::on_output(int32_t rank, Stream stream, std::string_view bytes) {
+  Rank& from = ranks_[static_cast<size_t>(rank)];
+  Relay* relay = stream == Stream::kOut ? from.out.get() : from.err.get();
+  if (relay != nullptr) relay->take(bytes);
+}
+
+void Supervisor::on_end(int32_t rank, int wait_status) {
+  Rank& ended = ranks_[static_cast<size_t>(rank)];
+  ended.running = false;
+  ended.wait_status = wait_status;
+  if (failed(wait_status)) failures_.push_back(rank);
+}
+
+void Supervisor::on_closed(int32_t rank) {
+  Rank& closed = ranks_[static_cast<size_t>(rank)];
+  closed.running = false;
+  closed.closed = true;
+  for (Relay* relay : {closed.out.get(), closed.err.get()}) {
+    if (relay != nullptr) relay->finish();
   }
+}
+
+void Supervisor::on_start_failed(int32_t rank, int error, const std::string& host) {
+  if (stage_ != RankStage::kRunning) return;
+  const std::string& program =
+      options_.wrapper.empty() ? options_.command.front() : options_.wrapper.front();
+  say(fmt::format("cannot start rank {}{}: {}: {}", rank, host.empty() ? "" : " on host " + host,
+                  join_words({program}), strerror(error)));
+  if (error == ENOENT) {
+    exit_code_ = kExitNotFound;
+  } else {
+    const bool own = error == EAGAIN || error == EMFILE || error == ENFILE || error == ENOMEM;
+    exit_code_ = own ? kExitOwnFailure : kExitCannotRun;
+  }
+  signal_all(SIGKILL);
+  stage_ = RankStage::kKilled;
+}
+
+void Supervisor::on_host_failed(const std::string& text) {
+  if (first_failure_ >= 0 || stage_ != RankStage::kRunning) return;
+  exit_code_ = kExitOwnFailure;
+  ended_because_ = text;
+  if (started_) {
+    enter_grace(text);
+  } else {
+    stage_ = RankStage::kKilled;
+  }
+}
+
+void Supervisor::look_for_failure() {
+  const std::vector<int32_t> failures = std::exchange(failures_, {});
   if (failures.empty() || first_failure_ >= 0 || stage_ != RankStage::kRunning) return;
   // Of several that ended since the last look, one that was killed is the cause and those that
   // noticed are the effect.
@@ -212,20 +218,24 @@ void Supervisor::on_failure(int32_t rank) {
   first_failure_ = rank;
   const int wait_status = ranks_[static_cast<size_t>(rank)].wait_status;
   exit_code_ = exit_code_of(wait_status);
+  enter_grace(fmt::format("rank {} failed with {}", rank, how_it_ended(wait_status)));
+}
+
+void Supervisor::enter_grace(const std::string& why) {
   if (!any_running()) return;
   stage_ = RankStage::kGrace;
   next_stage_ns_ = now_ns() + to_ns(options_.grace_s);
-  say(fmt::format("rank {} failed with {}; rank {} may go on for {:g} s", rank,
-                  how_it_ended(wait_status), running_ranks(), options_.grace_s));
+  say(fmt::format("{}; rank {} may go on for {:g} s", why, running_ranks(), options_.grace_s));
 }
 
 void Supervisor::escalate_if_due() {
   const int64_t now = now_ns();
   if (stage_ == RankStage::kRunning && time_limit_ns_ != 0 && now >= time_limit_ns_ &&
-      any_running()) {
+      (any_running() || !started_)) {
     end_all(SIGTERM,
-            fmt::format("the time limit of {:g} s is over; rank {} was still running",
-                        options_.timeout_s, running_ranks()),
+            fmt::format("the time limit of {:g} s is over; {}", options_.timeout_s,
+                        started_ ? fmt::format("rank {} was still running", running_ranks())
+                                 : "no rank had been started"),
             kExitTimeLimit);
   }
   if (next_stage_ns_ == 0 || now < next_stage_ns_ || !any_running()) return;
@@ -242,7 +252,7 @@ void Supervisor::escalate_if_due() {
 }
 
 void Supervisor::end_all(int signal_number, std::string_view why, int exit_code) {
-  if (first_failure_ < 0) {
+  if (first_failure_ < 0 && ended_because_.empty()) {
     exit_code_ = exit_code;
     ended_because_ = why;
   }
@@ -252,36 +262,32 @@ void Supervisor::end_all(int signal_number, std::string_view why, int exit_code)
 }
 
 void Supervisor::signal_all(int signal_number) {
-  for (const Rank& rank : ranks_) {
-    if (rank.pid > 0) kill(-rank.pid, signal_number);
+  for (const auto& runner : runners_) runner->signal_all(signal_number);
+}
+
+void Supervisor::close_runners() {
+  for (const auto& runner : runners_) runner->close();
+  while (!std::all_of(runners_.begin(), runners_.end(),
+                      [](const auto& runner) { return runner->gone(); })) {
+    wait_for_events();
   }
 }
 
-void Supervisor::close_leftover_streams() {
-  const int64_t now = now_ns();
-  for (Rank& rank : ranks_) {
-    if (rank.pid >= 0 || now < rank.ended_ns + kDrainNs) continue;
-    for (Relay* relay : {rank.out.get(), rank.err.get()}) {
-      if (relay != nullptr) relay->close();
-    }
-  }
-}
-
+// A rank that has not been started is no concern.
 bool Supervisor::everything_done() const {
   return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
-    return rank.pid < 0 && (rank.out == nullptr || rank.out->source() < 0) &&
-           rank.err->source() < 0;
+    return rank.closed || (!rank.running && rank.err == nullptr);
   });
 }
 
 bool Supervisor::any_running() const {
-  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.pid > 0; });
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.running; });
 }
 
 std::string Supervisor::running_ranks() const {
   std::string list;
   for (size_t r = 0; r < ranks_.size(); ++r) {
-    if (ranks_[r].pid > 0) list += fmt::format("{}{}", list.empty() ? "" : ", ", r);
+    if (ranks_[r].running) list += fmt::format("{}{}", list.empty() ? "" : ", ", r);
   }
   return list;
 }

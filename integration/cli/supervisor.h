@@ -1,7 +1,5 @@
-// A run: n ranks of one program on this machine, from their start to the end of the last one.
+// A run: n ranks of one program, from their start to the end of the last one.
 #pragma once
-
-#include <sys/types.h>
 
 #include <cstdint>
 #include <memory>
@@ -9,17 +7,24 @@
 #include <string_view>
 #include <vector>
 
+#include "integration/cli/hosts.h"
 #include "integration/cli/launch.h"
 #include "integration/cli/output.h"
+#include "integration/cli/ranks.h"
+#include "integration/cli/remote_ranks.h"
 
 namespace sotto_cli {
 
 struct RunOptions {
   int32_t ranks = 0;
-  std::string rendezvous;            // tcp://host:port; empty: a free port of 127.0.0.1
+  std::string rendezvous;            // tcp://host:port; empty: a free port
   std::vector<std::string> wrapper;  // words before the program's
   std::vector<std::string> command;
-  double timeout_s = 0;  // of the whole run; 0: none
+  std::vector<std::string> environment;   // "NAME=value" for all ranks
+  std::vector<Host> hosts;                // empty: this machine
+  RemoteShell shell;                      // by which hosts are reached
+  double host_timeout_s = kHostTimeoutS;  // how long a host may be silent
+  double timeout_s = 0;                   // of the whole run; 0: none
   // How long the others may go on after a rank has failed, and any may after a signal.
   double grace_s = 10;
   int32_t raw_rank = -1;  // whose standard output is left alone; -1: none
@@ -32,36 +37,44 @@ inline constexpr int kExitCannotRun = 126;
 inline constexpr int kExitNotFound = 127;
 inline constexpr int kExitSignal = 128;  // plus the signal's number
 
-class Supervisor {
+class Supervisor final : public RankListener {
  public:
   explicit Supervisor(RunOptions options);
-  ~Supervisor();
+  ~Supervisor() override;
 
   // Runs everything to its end; returns the exit code of sotto-run.
   int run();
 
+  void on_output(int32_t rank, Stream stream, std::string_view bytes) override;
+  void on_end(int32_t rank, int wait_status) override;
+  void on_closed(int32_t rank) override;
+  void on_start_failed(int32_t rank, int error, const std::string& host) override;
+  void on_host_failed(const std::string& text) override;
+
  private:
   struct Rank {
-    pid_t pid = -1;  // -1 when reaped
+    bool running = false;
+    bool closed = false;
     int wait_status = 0;
-    int64_t ended_ns = 0;
-    std::unique_ptr<Relay> out, err;
+    std::unique_ptr<Relay> out, err;  // out: null if the rank has inherited it
   };
   // What sotto-run does to the ranks that are left, ascending.
   enum class RankStage { kRunning, kGrace, kAsked, kKilled };
 
-  bool start_all();
-  int report_start_failure(int32_t rank, int error);
-  std::vector<std::string> environment_of(int32_t rank) const;
-  int64_t poll_wait_ms() const;
+  void wait_until_ready();
+  void start_all();
+  void expect_rank(int32_t rank);
+  int64_t due_ns() const;
   void wait_for_events();
   void on_signal(int number);
-  void collect_ended();
+  void stop_as_asked();
+  void look_for_failure();
   void on_failure(int32_t rank);
   void escalate_if_due();
   void end_all(int signal_number, std::string_view why, int exit_code);
+  void enter_grace(const std::string& why);
   void signal_all(int signal_number);
-  void close_leftover_streams();
+  void close_runners();
   bool everything_done() const;
   bool any_running() const;
   std::string running_ranks() const;
@@ -69,19 +82,20 @@ class Supervisor {
   void show_first_failure() const;
 
   const RunOptions options_;
-  ReservedPort port_;  // of the rendezvous, where the caller names none
-  std::string rendezvous_;
   Watcher watcher_;
+  std::vector<std::unique_ptr<RankRunner>> runners_;  // in the order of their ranks
   std::vector<Rank> ranks_;
+  std::vector<int32_t> failures_;  // since the last look
   int signal_fd_ = -1;
   bool redraw_ = false;  // the raw rank may have left a line unfinished on our terminal
+  bool started_ = false;
 
   RankStage stage_ = RankStage::kRunning;
   int64_t next_stage_ns_ = 0;  // 0: nothing is due
   int64_t time_limit_ns_ = 0;
   int32_t first_failure_ = -1;
   int exit_code_ = 0;
-  std::string ended_because_;  // empty unless sotto-run itself ended the run
+  std::string ended_because_;  // empty unless a rank is the reason
 };
 
 }  // namespace sotto_cli

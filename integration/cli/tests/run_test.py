@@ -3,98 +3,15 @@
 
 import os
 import pty
-import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 
-SOTTO_RUN = ""
-BIND = """
-import os, socket
-place = ("127.0.0.1", int(os.environ["SOTTO_RENDEZVOUS"].rpartition(":")[2]))
-with socket.socket() as other:
-    try:
-        other.bind(place)
-        print("free")
-    except OSError:
-        print("taken")
-with socket.create_server(place):
-    print("listens")
-"""
-LIMIT_S = 100  # of what takes no time; ranks that would hold a run up sleep for longer
+from running import BIND, LIMIT_S, PidFiles, alive, program, run, sh, take_program, wait_until
+
 SHOW = "echo r=$SOTTO_RANK/$SOTTO_WORLD_SIZE l=$SOTTO_LOCAL_RANK/$SOTTO_LOCAL_SIZE; echo err-$SOTTO_RANK >&2"
-
-
-def run(*args, **kwargs):
-    kwargs.setdefault("timeout", LIMIT_S)
-    return subprocess.run([SOTTO_RUN, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **kwargs)
-
-
-def sh(ranks, script, *options, **kwargs):
-    return run("-n", str(ranks), *options, "--", "sh", "-c", script, **kwargs)
-
-
-def alive(pid):
-    """A process that exists and is not a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as f:
-            return f.read().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def wait_until(condition):
-    end = time.monotonic() + LIMIT_S
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.01)
-    return False
-
-
-class PidFiles:
-    """Ranks write the numbers of their processes here, and wait for what others do."""
-
-    def __init__(self):
-        self.folder = tempfile.TemporaryDirectory()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *unused):
-        self.folder.cleanup()
-
-    def pids(self):
-        found = []
-        for name in os.listdir(self.folder.name):
-            if name.isdigit():
-                with open(os.path.join(self.folder.name, name), encoding="ascii") as f:
-                    found += [int(word) for word in f.read().split()]
-        return found
-
-    def script(self, rest):
-        """Writes the numbers of the rank and of a child that would outlive it."""
-        file = f"{self.folder.name}/$SOTTO_RANK"
-        return f"sleep 1000 & echo $$ $! > {file}.tmp; mv {file}.tmp {file}; {rest}"
-
-    def note(self, what):
-        """A command by which a rank says that it has come so far."""
-        return f": > {self.folder.name}/{what}.$SOTTO_RANK.tmp"
-
-    def noted(self, what, rank):
-        return os.path.exists(f"{self.folder.name}/{what}.{rank}.tmp")
-
-    def wait_for(self, what, rank):
-        """A command that ends when that rank has said so."""
-        return f"while [ ! -e {self.folder.name}/{what}.{rank}.tmp ]; do sleep 0.02; done"
-
-    def wait_for_the_end_of(self, rank):
-        """A command that ends when sotto-run has seen that rank end: until then its number exists."""
-        file = f"{self.folder.name}/{rank}"
-        return f"while [ ! -s {file} ] || kill -0 $(cut -d' ' -f1 {file}) 2>/dev/null; do sleep 0.02; done"
 
 
 class Output(unittest.TestCase):
@@ -135,14 +52,14 @@ class Output(unittest.TestCase):
         self.assertEqual(sh(1, r"printf 'one\rtwo\r\nthree\n'").stdout, "[0] two\n[0] three\n")
 
     def test_raw_rank_is_untouched(self):
-        done = subprocess.run([SOTTO_RUN, "-n", "2", "--raw-rank", "1", "--", "sh", "-c", r"printf 'a\rb'; printf 'c\rd' >&2"],
+        done = subprocess.run([program(), "-n", "2", "--raw-rank", "1", "--", "sh", "-c", r"printf 'a\rb'; printf 'c\rd' >&2"],
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=LIMIT_S)
         self.assertIn(done.stdout, (b"a\rb[0] b\n", b"[0] b\na\rb"))
         self.assertIn(b"c\rd", done.stderr)
 
     def test_rank_0_draws_on_the_terminal(self):
         master, slave = pty.openpty()
-        process = subprocess.Popen([SOTTO_RUN, "-n", "2", "--", "sh", "-c", "[ -t 1 ] && echo tty-$SOTTO_RANK || echo no-$SOTTO_RANK"],
+        process = subprocess.Popen([program(), "-n", "2", "--", "sh", "-c", "[ -t 1 ] && echo tty-$SOTTO_RANK || echo no-$SOTTO_RANK"],
                                    stdin=slave, stdout=slave, stderr=slave)
         os.close(slave)
         text = b""
@@ -257,7 +174,7 @@ class Failure(unittest.TestCase):
 
 class NoOrphans(unittest.TestCase):
     def start(self, files, rest="wait", *options):
-        process = subprocess.Popen([SOTTO_RUN, "-n", "2", *options, "--", "sh", "-c", files.script(rest)],
+        process = subprocess.Popen([program(), "-n", "2", *options, "--", "sh", "-c", files.script(rest)],
                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         self.assertTrue(wait_until(lambda: len(files.pids()) == 4))
         return process
@@ -308,7 +225,7 @@ class NoOrphans(unittest.TestCase):
     def test_ctrl_c_on_a_terminal(self):
         with PidFiles() as files:
             master, slave = pty.openpty()
-            process = subprocess.Popen([SOTTO_RUN, "-n", "2", "--", "sh", "-c", files.script("wait")], stdin=slave, stdout=slave,
+            process = subprocess.Popen([program(), "-n", "2", "--", "sh", "-c", files.script("wait")], stdin=slave, stdout=slave,
                                        stderr=slave, start_new_session=True,
                                        preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0))
             os.close(slave)
@@ -321,6 +238,5 @@ class NoOrphans(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    SOTTO_RUN = os.path.abspath(sys.argv.pop(1))
-    assert re.search("sotto-run$", SOTTO_RUN)
+    take_program()
     unittest.main()

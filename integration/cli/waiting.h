@@ -1,0 +1,27 @@
+// Time, signals and descriptors of the loops that sotto-run waits in.
+#pragma once
+
+#include <poll.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace sotto_cli {
+
+inline constexpr int64_t kNsPerS = 1000000000;
+inline constexpr int64_t kNever = INT64_MAX;
+
+// CLOCK_MONOTONIC, nanoseconds.
+int64_t now_ns();
+int64_t to_ns(double seconds);
+
+// Blocks SIGCHLD and what people and systems end or stop a job with (SIGINT, SIGTERM, SIGHUP,
+// SIGTSTP); returns the descriptor that they are read from, -1 with errno if there is none.
+int open_signal_fd();
+// The signals that have come since the last call, each kind at most once.
+std::vector<int> take_signals(int signal_fd);
+
+// Waits for one of the descriptors, at the longest until due_ns (kNever: without end).
+void poll_until(std::vector<pollfd>& fds, int64_t due_ns);
+
+}  // namespace sotto_cli
