@@ -19,7 +19,7 @@ ASAN_WITHOUT="$COMMON_WITHOUT|/async(_|$)|EveryWaitOf|AnyCall|AnyExecution|Given
 # Nor under ThreadSanitizer: cases of arithmetic or memory alone.
 TSAN_WITHOUT="$COMMON_WITHOUT|CodecSizes|CodecBits|device_memory"
 # ThreadSanitizer knows 8128 threads at most, and takes every emulated CUDA thread for one: four ranks are too many.
-TSAN_GPU_WITHOUT='_4$|FourRanks'
+TSAN_GPU_WITHOUT='_4$|FourRanks|WithMoreRanks'
 
 usage() {
   cat <<'END'

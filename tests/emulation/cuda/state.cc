@@ -275,6 +275,14 @@ std::shared_ptr<HardwareQueue> State::next_queue(int device) {
   return queues.all[queues.streams++ % queues.all.size()];
 }
 
+// Null: it has not been used yet.
+Ref<Stream> State::default_stream() {
+  Quiet quiet;
+  std::lock_guard lock(mutex_);
+  const auto it = default_streams_.find(t_device);
+  return it == default_streams_.end() ? Ref<Stream>() : it->second;
+}
+
 Ref<Stream> State::stream(cudaStream_t handle, const char* call) {
   if (handle == cudaStreamPerThread) {
     if (!options.per_thread_stream)
@@ -287,16 +295,19 @@ Ref<Stream> State::stream(cudaStream_t handle, const char* call) {
   if (handle == nullptr || handle == cudaStreamLegacy) {
     if (options.forbid_default_stream)
       misuse(std::string(call) + ": the default stream is used, which this test forbids");
-    {
-      Quiet quiet;
-      std::lock_guard lock(mutex_);
-      const auto it = default_streams_.find(t_device);
-      if (it != default_streams_.end()) return it->second;
+    Ref<Stream> found = default_stream();
+    if (found == nullptr) {
+      Ref<Stream> made = new_stream(t_device, cudaStreamDefault, 0);
+      default_streams_made_.fetch_add(1, std::memory_order_release);
+      {
+        Quiet quiet;
+        std::lock_guard lock(mutex_);
+        default_streams_.try_emplace(t_device, std::move(made));
+      }
+      found = default_stream();
     }
-    auto made = new_stream(t_device, cudaStreamDefault, 0);
-    Quiet quiet;
-    std::lock_guard lock(mutex_);
-    return default_streams_.try_emplace(t_device, std::move(made)).first->second;
+    (void)default_streams_made_.load(std::memory_order_acquire);
+    return found;
   }
   Quiet quiet;
   std::lock_guard lock(mutex_);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
+#include <atomic>
 
 #include <functional>
 #include <map>
@@ -77,6 +78,7 @@ class State {
   void remove_event(cudaEvent_t handle);
   void remove_pool(cudaMemPool_t handle);
   std::vector<Ref<Stream>> streams_of(int device);  // -1: of all; destroyed ones too
+  Ref<Stream> default_stream();
   Ref<Stream> new_stream(int device, unsigned flags, int priority);
 
   // Queues work on a stream, in the order that the legacy default stream asks for.
@@ -153,6 +155,9 @@ class State {
   std::map<uint64_t, Pool> pools_;
   std::map<int, uint64_t> device_pool_, default_pool_;
   std::map<int, Ref<Stream>> default_streams_;
+  // Counted before a stream is in the map: who finds it there comes behind its making, and behind
+  // nothing else of the thread that made it.
+  std::atomic<uint32_t> default_streams_made_{0};
   std::vector<Ref<Stream>> dying_;  // destroyed, perhaps with work left
   std::map<int, DeviceQueues> queues_;
   uint64_t next_handle_ = 0x1000;  // never used twice
