@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "core/base/hash.h"
+#include "core/base/transports.h"
 #include "core/codec/codec.h"
 #include "tests/perf/control.h"
 #include "tests/perf/net.h"
@@ -19,6 +20,9 @@
 #include "tests/support/calls.h"
 #include "transports/shm/shm_backend.h"
 #include "transports/tcp/tcp_backend.h"
+#if SOTTO_WITH_UCX
+#include "transports/ucx/ucx_backend.h"
+#endif
 
 namespace sotto::perf {
 namespace {
@@ -44,7 +48,7 @@ std::shared_ptr<Comm> join(const std::shared_ptr<TimedDevice>& device, const Par
   ContextOptions context;
   context.environment = environment;
   context.params = params;
-  if (params.transport != "shm") context.params.transport = "tcp";
+  if (params.transport == kAutoTransport) context.params.transport = "tcp";
   context.device = device;
   context.backends["tcp"] = {
       [own_tcp](const Params& common) { return make_tcp_backend(tcp_options(common, own_tcp)); },
@@ -52,6 +56,11 @@ std::shared_ptr<Comm> join(const std::shared_ptr<TimedDevice>& device, const Par
   context.backends["shm"] = {
       [own_shm](const Params& common) { return make_shm_backend(shm_options(common, own_shm)); },
       transport_row("shm")};
+#if SOTTO_WITH_UCX
+  context.backends["ucx"] = {
+      [](const Params& common) { return make_ucx_backend(ucx_options(common, ucx::Params())); },
+      transport_row("ucx")};
+#endif
   Result<std::shared_ptr<Comm>> comm =
       Comm::create(std::make_shared<Context>(std::move(context)), CommConfig{});
   must(comm.status());

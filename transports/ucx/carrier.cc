@@ -58,6 +58,7 @@ void MessageCarrier::drop_out() {
   if (out_.request == nullptr) return;
   endpoint_->drop();
   worker_->settle(out_.request);
+  out_.frame.message = nullptr;  // nobody waits for it, whatever UCX does
 }
 
 void MessageCarrier::drop_in() {

@@ -4,7 +4,7 @@ import statistics
 from dataclasses import dataclass
 
 from measure import GOODPUT, ONE_HOP_BYTES, spread
-from sides import EAGER, OVER_TCP
+from sides import EAGER, OVER_TCP, OVER_UCX
 
 MAX_SPREAD = 0.10
 SMALL = (4, 256, 1024, 4096, 8192, ONE_HOP_BYTES)  # bytes
@@ -29,6 +29,8 @@ TARGETS = {(10, 100): 31, (10, 10): 31, (11, 1000): 20, (12, 10000): 6, (13, Non
 LESS_IS_BETTER = (14, 17)
 # On one host by shared memory, (ranks, what): target.
 HOST_TARGETS = {(4, "tcp"): 1.5, (4, "peer"): 1.0, (2, "4 B"): 0.5}
+# UCX's sockets next to ours: rate of the links of float32, and of small messages up to so many bytes.
+UCX_RATE, UCX_LARGE, UCX_SMALL, UCX_SMALL_BYTES = 1000, 1.03, 1.2, 8192
 SMALL_GLOO = {4: 10, 1024: 50, 4096: 50, 8192: 50, ONE_HOP_BYTES: 30}
 
 
@@ -51,7 +53,7 @@ class Row:
 
 
 def is_ours(side):
-    return side in ("sotto", OVER_TCP)
+    return side in ("sotto", OVER_TCP, OVER_UCX)
 
 
 def of_rate(bits_per_second):
@@ -157,6 +159,22 @@ def host_rows(figures, latencies, ranks):
         if side == OVER_TCP:
             rows.append(Row(None, f"{size} B: our fp32 by shared memory / over TCP", *_ratio(by["sotto", size], tcp),
                             HOST_TARGETS.get((ranks, f"{size} B")), True))
+    return rows
+
+
+def ucx_rows(figures, latencies, bits_per_second):
+    """Ours over UCX's sockets next to ours over its own."""
+    rows = []
+    if figures:
+        pairs = zip(figures[OVER_UCX, "fp32"].ms, figures["sotto", "fp32"].ms)
+        ratios = [x / y for x, y in pairs]
+        target = UCX_LARGE if bits_per_second == UCX_RATE * 1e6 else None
+        rows.append(Row(None, "our fp32 over UCX / over TCP", statistics.median(ratios), spread(ratios), target, True))
+    by = {(x.side, x.bytes): x for x in latencies if x.method == "fp32"}
+    for (side, size), ucx in by.items():
+        if side == OVER_UCX:
+            rows.append(Row(None, f"{size} B: our fp32 over UCX / over TCP", *_ratio(ucx, by["sotto", size]),
+                            UCX_SMALL if size <= UCX_SMALL_BYTES else None, True))
     return rows
 
 

@@ -60,6 +60,7 @@ Examples:
   sotto bench net --rate 1gbit --delay 50ms --rows 28
   sotto bench net --rate none --rows 19 --ranks 2
   sotto bench net --one-host
+  sotto bench net --rate 1gbit --ucx --peers ""
   sotto bench net --rate 1gbit --timeline line
   sotto bench net --rate 1gbit --beside-bulk
   sotto bench net --gap 10ms
@@ -118,6 +119,7 @@ def parse(arguments):
                         "a --rate is held by the TCP transport")
     parser.add_argument("--one-host", action="store_true", help="ranks beside each other on one host without a limit: ours by shared "
                         "memory and over TCP, gloo over TCP, MPI libraries with their own shared memory")
+    parser.add_argument("--ucx", action="store_true", help="ours over UCX's sockets, too, next to ours over its own")
     parser.add_argument("--peers", type=words_of(sides.PEERS), default=list(sides.PEERS),
                         help="out of " + ",".join(sides.PEERS) + " (default: all that are installed; \"\": none)")
     parser.add_argument("--rows", type=words_of(targets.ROWS, int), help="which rows (default: all that apply)")
@@ -165,7 +167,7 @@ def check_network(parser, options):
     if options.one_host:
         for name, value in (("--rate", options.bits_per_second), ("--delay", options.delay), ("--loss", options.loss),
                             ("--mtu", options.mtu), ("--loopback", options.loopback), ("--gap", options.gap),
-                            ("--short", options.short), ("--timeline", options.timeline), ("--beside-bulk", options.beside_bulk)):
+                            ("--short", options.short), ("--ucx", options.ucx), ("--timeline", options.timeline), ("--beside-bulk", options.beside_bulk)):
             if value:
                 parser.error(f"--one-host has no links, and measures rows: {name} does not go with it")
     if options.mtu is not None and (options.delay or options.loss):
@@ -247,7 +249,11 @@ class Network:
         """The first is the one that rows are about; neither is started."""
         programs = options.ranks, options.sotto_perf
         if isolation != "one host":
-            return [sides.Ours(self.lab, *programs)]
+            ours = [sides.Ours(self.lab, *programs)]
+            if options.ucx:
+                ours.append(sides.Ours(self.lab, *programs, name=sides.OVER_UCX, SOTTO_TRANSPORT="ucx", UCX_TLS="tcp"))
+                ours[1].methods = ("fp32", "1bit")
+            return ours
         tcp = sides.Ours(self.lab, *programs, name=sides.OVER_TCP, SOTTO_TRANSPORT="tcp")
         tcp.methods = ("fp32", "1bit")
         return [sides.Ours(self.lab, *programs, SOTTO_TRANSPORT="shm"), tcp]
@@ -337,6 +343,8 @@ def run_rows(options, network, rate, wanted, short, results):
         say("\n" + output.small_table(latencies))
     if options.one_host:
         rows += targets.host_rows(figures, latencies, options.ranks)
+    if options.ucx:
+        rows += targets.ucx_rows(figures, latencies, network.lab.bits_per_second)
     if rows:
         say(output.rows_table(rows))
     results.add(network, n, figures, latencies, rows)

@@ -224,6 +224,7 @@ def _mpich(lab, ranks, build):
 
 
 PEERS = {"gloo": _gloo, "openmpi": _openmpi(), "openmpi-ring": _openmpi(*RING), "mpich": _mpich}
+OVER_UCX = "sotto ucx"  # ours over UCX's sockets, next to "sotto", which has its own
 OVER_TCP = "sotto tcp"  # ours on one host, next to "sotto", which has shared memory there
 EAGER = ("gloo", "1bit")  # operations of a framework on top of gloo's collectives: for row 15 alone
 

@@ -203,7 +203,7 @@ class Options(unittest.TestCase):
                             (("--peers", "nccl"), "'nccl'"), (("--pairs", "6"), "from 7"), (("--ranks", "1"), "from 2"),
                             (("--loopback", "--mtu", "9000"), "--mtu"), (("--mtu", "1000"), "from 1280"),
                             (("--mtu", "9000", "--loss", "1"), "1500"), (("--gap", "10"), "'10'"),
-                            (("--gap", "10ms", "--rows", "10"), "--gap"), (("--gap", "10ms", "--peers", "gloo"), "--gap"),
+                            (("--gap", "10ms", "--rows", "10"), "--gap"), (("--one-host", "--ucx"), "--ucx"), (("--gap", "10ms", "--peers", "gloo"), "--gap"),
                             (("--plot", "x.svg"), "--json")):
             self.assertIn(text, self.parse(*words))
 
@@ -228,6 +228,18 @@ class OneHost(unittest.TestCase):
         self.assertEqual(rows.best_peer(figures).side, "sotto")
         self.assertEqual(rows.small_rows([self.latency("sotto", 2), self.latency(sides.OVER_TCP, 5)]), [])
         self.assertIn("our fp32 over TCP", output.rows_table(rows.host_rows(figures, [], 4)))
+
+
+class Ucx(unittest.TestCase):
+    def test_rows(self):
+        figures = {(f.side, f.method): f for f in (figure("sotto", "fp32", 10, 10), figure(sides.OVER_UCX, "fp32", 11, 11))}
+        self.assertEqual(rows.best_peer(figures).side, "sotto")
+        found = {rate: [(r.ratio, r.target, r.verdict) for r in rows.ucx_rows(figures, [], rate)] for rate in (1e9, 1e8)}
+        self.assertEqual(found, {1e9: [(1.1, 1.03, "not reached")], 1e8: [(1.1, None, "no target")]})
+        latencies = [measure.Latency(side, "fp32", size, medians=[ms, ms])
+                     for side, ms in (("sotto", 10), (sides.OVER_UCX, 11)) for size in (8192, 65536)]
+        self.assertEqual([(r.target, r.verdict) for r in rows.ucx_rows({}, latencies, None)],
+                         [(1.2, "reached"), (None, "no target")])
 
 
 class Processes(unittest.TestCase):
