@@ -303,10 +303,10 @@ std::string RemoteRanks::lost_ranks() const {
   std::string list;
   for (size_t i = 0; i < closed_.size(); ++i) {
     if (!closed_[i])
-      list += fmt::format("{}{}", list.empty() ? "; rank " : ", ",
+      list += fmt::format("{}{}", list.empty() ? "; lost with it: rank " : ", ",
                           job_.group.first + static_cast<int32_t>(i));
   }
-  return list.empty() ? list : list + " is lost with it";
+  return list;
 }
 
 void RemoteRanks::close() {

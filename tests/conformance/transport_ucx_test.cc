@@ -14,6 +14,13 @@ namespace {
 // What goes between hosts.
 const bool kSocketsAlone = ::setenv("UCX_TLS", "tcp", 1) == 0;
 
+// As SOTTO_UCX_LIBRARY says: a process can have one UCX only.
+UcxOptions options_of_ucx() {
+  const Environment environment = process_environment();
+  ParamReader reader(environment);
+  return ucx_options(Params(), reader.read<ucx::Params>());
+}
+
 TransportCase over_ucx() {
   return {"ucx",
           [](const Clock& clock) -> Result<std::unique_ptr<Backend>> {
@@ -21,7 +28,7 @@ TransportCase over_ucx() {
             tcp.clock = &clock;
             tcp.heartbeat_ms = 50;
             SOTTO_ASSIGN(std::unique_ptr<Backend> rendezvous, make_tcp_backend(tcp));
-            UcxOptions options;
+            UcxOptions options = options_of_ucx();
             options.clock = &clock;
             SOTTO_ASSIGN(std::unique_ptr<Backend> transport, make_ucx_backend(options));
             return std::unique_ptr<Backend>(
@@ -33,8 +40,8 @@ TransportCase over_ucx() {
 INSTANTIATE_TEST_SUITE_P(Ucx, TransportSuite, testing::Values(over_ucx()), case_name);
 
 std::string refusal_of(const std::string& library) {
-  UcxOptions options;
-  options.library = library;
+  UcxOptions options = options_of_ucx();
+  if (!library.empty()) options.library = library;
   const Status status = make_ucx_backend(options).status();
   return fmt::format("{}: {}", code_name(status.code()), status.text());
 }
@@ -54,7 +61,7 @@ TEST(UcxLibrary, TakesNoSignals) {
     struct sigaction before {
     }, after{};
     ASSERT_EQ(sigaction(number, nullptr, &before), 0);
-    check(make_ucx_backend({}).status());
+    check(make_ucx_backend(options_of_ucx()).status());
     ASSERT_EQ(sigaction(number, nullptr, &after), 0);
     EXPECT_EQ(before.sa_handler, after.sa_handler) << "signal " << number;
   }
@@ -64,7 +71,8 @@ TEST(UcxLibrary, WithoutATransportIsNamed) {
   ::setenv("UCX_TLS", "nothing", 1);
   const std::string refusal = refusal_of("");
   ::setenv("UCX_TLS", "tcp", 1);
-  EXPECT_EQ(refusal, "TRANSPORT: ucp_init (UCX_TLS is nothing): No such device (-14)");
+  EXPECT_TRUE(refusal.starts_with("TRANSPORT: ucp_init (UCX_TLS is nothing): No such device"))
+      << refusal;
 }
 
 }  // namespace

@@ -79,7 +79,9 @@ BackendFactories standard_backends(const tcp::Params& own) {
 #if SOTTO_TEST_UCX
   backends["ucx"] = {[](const Params& common) {
                        ::setenv("UCX_TLS", "tcp", 0);  // what goes between hosts
-                       return make_ucx_backend(ucx_options(common, ucx::Params()));
+                       const Environment environment = process_environment();
+                       ParamReader reader(environment);
+                       return make_ucx_backend(ucx_options(common, reader.read<ucx::Params>()));
                      },
                      transport_row("ucx")};
 #endif

@@ -321,7 +321,7 @@ class NoOrphans(Case):
     def test_killed_remote_shell(self):
         process = self.start("wait", "--grace", "0")
         os.kill(self.shell_pid("two"), signal.SIGKILL)
-        self.finish(process, 125, "sotto-run: host two: the remote shell ended with signal 9 (Killed); rank 2, 3 is lost with it\n")
+        self.finish(process, 125, "sotto-run: host two: the remote shell ended with signal 9 (Killed); lost with it: rank 2, 3\n")
 
     def test_output_without_a_reader_takes_no_memory(self):
         process = self.start("exec yes")
@@ -337,7 +337,7 @@ class NoOrphans(Case):
     def test_remote_shell_killed_while_ranks_print_without_end(self):
         process = self.start("while :; do echo $SOTTO_RANK; done", "--grace", "0")
         os.kill(self.shell_pid("two"), signal.SIGKILL)
-        self.finish(process, 125, "sotto-run: host two: the remote shell ended with signal 9 (Killed); rank 2, 3 is lost with it\n")
+        self.finish(process, 125, "sotto-run: host two: the remote shell ended with signal 9 (Killed); lost with it: rank 2, 3\n")
 
     def test_signal_after_a_host_has_failed(self):
         """The first cause stays."""
@@ -368,7 +368,7 @@ class NoOrphans(Case):
     def test_terminated_agent(self):
         process = self.start("wait", "--grace", "0")
         os.kill(self.agent(2), signal.SIGTERM)
-        self.finish(process, 125, "sotto-run: host two: the remote shell ended with exit code 0; rank 2, 3 is lost with it")
+        self.finish(process, 125, "sotto-run: host two: the remote shell ended with exit code 0; lost with it: rank 2, 3")
 
     def test_killed_sotto_run(self):
         process = self.start()
@@ -394,7 +394,7 @@ class NoOrphans(Case):
         os.kill(self.agent(1), signal.SIGSTOP)
         error = process.communicate(timeout=LIMIT_S)[1]
         self.assertEqual(process.returncode, 125)
-        self.assertIn("host two: nothing has been heard from it for 3 s; rank 1 is lost with it\n", error)
+        self.assertIn("host two: nothing has been heard from it for 3 s; lost with it: rank 1\n", error)
         os.kill(self.agent(1), signal.SIGCONT)
         self.check_gone()
 
