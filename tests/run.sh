@@ -14,8 +14,10 @@ GPU_LABELS='^(emulation/(cuda|nccl|simt)|kernels_emulated|cuda_device|cuda|nccl)
 # overlaps on fewer than 3 ranks.
 # What is not even compiled there is listed in tests/CMakeLists.txt.
 COMMON_WITHOUT='_7$|_8$|_compat|_partly|_buckets|ordered_async|/inproc(_|$)|shm_small_ring|/Overlap(s|Steps|Codec)[.].*_[12]$'
-# On emulated devices one size of world; what repeats a training very often is for the optimised build.
-ASAN_WITHOUT="$COMMON_WITHOUT|/async(_|$)|EveryWaitOf|AnyCall|AnyExecution|GivenUp[.]WithMoreRanks|SameBits[.].*_[14]$|/all$|^nccl/ranks$"
+# On emulated devices one size of world; what repeats a training very often is for the optimised build. Over UCX the transport's
+# own cases, and collectives.
+UCX_WITHOUT='(Optimizer|Outer|Overlap|Codec|Reduce|Exchange|Unequal|TwoLevel)[A-Za-z]*[.].*/ucx(_|$)'
+ASAN_WITHOUT="$COMMON_WITHOUT|$UCX_WITHOUT|/async(_|$)|EveryWaitOf|AnyCall|AnyExecution|GivenUp[.]WithMoreRanks|SameBits[.].*_[14]$|/all$|^nccl/ranks$"
 # Nor under ThreadSanitizer: cases of arithmetic or memory alone.
 TSAN_WITHOUT="$COMMON_WITHOUT|CodecSizes|CodecBits|device_memory"
 # ThreadSanitizer knows 8128 threads at most, and takes every emulated CUDA thread for one: four ranks are too many.

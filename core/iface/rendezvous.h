@@ -122,14 +122,16 @@ class Backend {
   virtual const char* name() const = 0;
   virtual Poller& poller() = 0;
 
+  // A transport whose comms have the rendezvous of another one leaves these three as they are: both
+  // requests are UNSUPPORTED.
+  //
   // Makes an id and listens for the ranks that join with it.
-  virtual Result<UniqueId> make_unique_id() = 0;
+  virtual Result<UniqueId> make_unique_id();
   // True if this backend can join with the id: one of its own kind; inproc: of this process.
-  virtual bool knows(const UniqueId& id) const = 0;
+  virtual bool knows(const UniqueId& id) const;
   // The rendezvous with the other ranks. Errors name ranks that are missing or came twice, and
   // sizes that differ.
-  virtual Result<std::unique_ptr<ControlPlane>> join(const JoinRequest& request,
-                                                     Driver& driver) = 0;
+  virtual Result<std::unique_ptr<ControlPlane>> join(const JoinRequest& request, Driver& driver);
   // Lends the next connect this rank's communicator of the transport's own library (nccl: an
   // ncclComm_t). UNSUPPORTED: the transport has no such library.
   virtual Status adopt(void* native_comm) {

@@ -16,11 +16,6 @@ class NcclBackend final : public Backend {
 
   const char* name() const override { return "nccl"; }
   Poller& poller() override { return *poller_; }
-  Result<UniqueId> make_unique_id() override { return no_rendezvous(); }
-  bool knows(const UniqueId&) const override { return false; }
-  Result<std::unique_ptr<ControlPlane>> join(const JoinRequest&, Driver&) override {
-    return no_rendezvous();
-  }
   Status adopt(void* native_comm) override {
     adopted_ = static_cast<ncclComm_t>(native_comm);
     return ok_status();
@@ -42,10 +37,6 @@ class NcclBackend final : public Backend {
   }
 
  private:
-  static Status no_rendezvous() {
-    return unsupported("transport \"nccl\" has no rendezvous of its own");
-  }
-
   const NcclOptions options_;
   const std::shared_ptr<NcclPoller> poller_ = std::make_shared<NcclPoller>();
   ncclComm_t adopted_ = nullptr;  // for the next connect

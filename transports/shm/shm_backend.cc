@@ -37,12 +37,6 @@ class ShmBackend final : public Backend {
 
   const char* name() const override { return kCaps.name; }
   Poller& poller() override { return *poller_; }
-  Result<UniqueId> make_unique_id() override { return no_rendezvous(); }
-  bool knows(const UniqueId& /*id*/) const override { return false; }
-  Result<std::unique_ptr<ControlPlane>> join(const JoinRequest& /*request*/,
-                                             Driver& /*driver*/) override {
-    return no_rendezvous();
-  }
   Result<std::unique_ptr<Transport>> connect(ControlPlane& control, std::span<const int32_t> peers,
                                              TransferSink& sink, Driver& driver,
                                              Deadline deadline) override {
@@ -63,10 +57,6 @@ class ShmBackend final : public Backend {
   }
 
  private:
-  static Status no_rendezvous() {
-    return unsupported("transport \"{}\" has no rendezvous of its own", kCaps.name);
-  }
-
   // Of each pair the lower rank does.
   void report(int32_t rank, const Handover& made) const {
     for (const auto& [peer, why] : made.unlinked) {

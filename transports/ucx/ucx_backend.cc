@@ -58,12 +58,6 @@ class UcxBackend final : public Backend {
 
   const char* name() const override { return kCaps.name; }
   Poller& poller() override { return *poller_; }
-  Result<UniqueId> make_unique_id() override { return no_rendezvous(); }
-  bool knows(const UniqueId& /*id*/) const override { return false; }
-  Result<std::unique_ptr<ControlPlane>> join(const JoinRequest& /*request*/,
-                                             Driver& /*driver*/) override {
-    return no_rendezvous();
-  }
   Result<std::unique_ptr<Transport>> connect(ControlPlane& control, std::span<const int32_t> peers,
                                              TransferSink& sink, Driver& driver,
                                              Deadline deadline) override {
@@ -99,10 +93,6 @@ class UcxBackend final : public Backend {
   }
 
  private:
-  static Status no_rendezvous() {
-    return unsupported("transport \"{}\" has no rendezvous of its own", kCaps.name);
-  }
-
   const std::shared_ptr<UcpContext> context_;
   const std::shared_ptr<UcxPoller> poller_;
   const framed::FlowLimits flow_;
