@@ -387,7 +387,7 @@ class NoOrphans(Case):
         process.send_signal(signal.SIGSTOP)
         self.assertTrue(wait_until(lambda: not any(alive(pid) for pid in self.files.pids())))
         process.send_signal(signal.SIGCONT)
-        self.finish(process, 125, "the remote shell ended with exit code 0; rank ")
+        self.finish(process, 125, "the remote shell ended with exit code 0; lost with it: rank ")
 
     def test_silent_agent(self):
         process = self.start("wait", "--host-timeout", "3", "--grace", "0", hosts="127.0.0.1:1,two:1", ranks=2)
