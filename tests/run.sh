@@ -11,13 +11,14 @@ TSAN_LABELS='^(unit|conformance|ranks|faults|emulation/(cuda|simt)|kernels_emula
 GPU_LABELS='^(emulation/(cuda|nccl|simt)|kernels_emulated|cuda_device|cuda|nccl)$'
 # Not under sanitizers: more than 4 ranks, optimizers that differ from others in their arithmetic only, test parts that
 # combine two others or are part of another (inproc of ordered, async of device_memory), the smallest ring of shared memory,
-# overlaps on fewer than 3 ranks.
+# overlaps on fewer than 3 ranks, the rendezvous of transports that have TCP's.
 # What is not even compiled there is listed in tests/CMakeLists.txt.
-COMMON_WITHOUT='_7$|_8$|_compat|_partly|_buckets|ordered_async|/inproc(_|$)|shm_small_ring|/Overlap(s|Steps|Codec)[.].*_[12]$'
-# On emulated devices one size of world; what repeats a training very often is for the optimised build. Over UCX the transport's
-# own cases, and collectives.
+COMMON_WITHOUT='_7$|_8$|_compat|_partly|_buckets|ordered_async|/inproc(_|$)|shm_small_ring|/Overlap(s|Steps|Codec)[.].*_[12]$|(Shm|Ucx)/TransportSuite[.](Join|SetUpExchange)'
+# On emulated devices one size of world, and of the steps that are given up one of each way to average; what repeats a training
+# very often is for the optimised build. Over UCX the transport's own cases, and collectives.
+GIVEN_UP_WITHOUT='GivenUp.*/(Int8|AdamW|Lamb|OneBitAdam|ZeroOneAdam|SgdNative)$'
 UCX_WITHOUT='(Optimizer|Outer|Overlap|Codec|Reduce|Exchange|Unequal|TwoLevel)[A-Za-z]*[.].*/ucx(_|$)'
-ASAN_WITHOUT="$COMMON_WITHOUT|$UCX_WITHOUT|/async(_|$)|EveryWaitOf|AnyCall|AnyExecution|GivenUp[.]WithMoreRanks|SameBits[.].*_[14]$|/all$|^nccl/ranks$"
+ASAN_WITHOUT="$COMMON_WITHOUT|$UCX_WITHOUT|$GIVEN_UP_WITHOUT|/async(_|$)|EveryWaitOf|AnyCall|AnyExecution|GivenUp[.]WithMoreRanks|SameBits[.].*_[14]$|/all$|^nccl/ranks$"
 # Nor under ThreadSanitizer: cases of arithmetic or memory alone.
 TSAN_WITHOUT="$COMMON_WITHOUT|CodecSizes|CodecBits|device_memory"
 # ThreadSanitizer knows 8128 threads at most, and takes every emulated CUDA thread for one: four ranks are too many.
