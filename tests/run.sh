@@ -21,8 +21,9 @@ UCX_WITHOUT='(Optimizer|Outer|Overlap|Codec|Reduce|Exchange|Unequal|TwoLevel)[A-
 ASAN_WITHOUT="$COMMON_WITHOUT|$UCX_WITHOUT|$GIVEN_UP_WITHOUT|/async(_|$)|EveryWaitOf|AnyCall|AnyExecution|GivenUp[.]WithMoreRanks|SameBits[.].*_[14]$|/all$|^nccl/ranks$"
 # Nor under ThreadSanitizer: cases of arithmetic or memory alone.
 TSAN_WITHOUT="$COMMON_WITHOUT|CodecSizes|CodecBits|device_memory"
-# ThreadSanitizer knows 8128 threads at most, and takes every emulated CUDA thread for one: four ranks are too many.
-TSAN_GPU_WITHOUT='_4$|FourRanks|WithMoreRanks'
+# ThreadSanitizer knows 8128 threads at most, and takes every emulated CUDA thread for one: four ranks are too
+# many, and three that use codecs beside many others.
+TSAN_GPU_WITHOUT='_4$|FourRanks|WithMoreRanks/(OneBit|Int8|OneBitAdam|OneBitLamb|ZeroOneAdam)$'
 
 usage() {
   cat <<'END'

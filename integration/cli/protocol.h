@@ -3,7 +3,7 @@
 //
 // An agent says hello with kHello, its protocol and a line feed; what a login shell has printed
 // before that is no part of it. Frames follow in both directions: kind, rank, value and size of the
-// body as four 32-bit integers of an x86-64 machine, then the body.
+// body as four 32-bit integers in the byte order of the machines, then the body.
 #pragma once
 
 #include <condition_variable>

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
@@ -14,6 +13,7 @@
 #include "tests/support/process_comm.h"
 #include "tests/support/processes.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/ucx.h"
 
 namespace sotto::test {
 namespace {
@@ -105,13 +105,8 @@ TEST(Shm, InsideAHostSharedMemoryBetweenHostsTcpAndTheBitsOfTcp) {
   EXPECT_EQ(ranks.prefixed_output(), "");
 }
 
-bool has_ucx() {
-  const std::vector<std::string> kinds = world_kinds();
-  return std::ranges::find(kinds, "ucx") != kinds.end();
-}
-
 TEST(Ucx, HasTheBitsOfTcp) {
-  if (!has_ucx()) GTEST_SKIP() << "this build has no UCX that can be tested";
+  if (why_no_ucx() != nullptr) GTEST_SKIP() << why_no_ucx();
   const Task task{.transport = "ucx", .hosts = {"", "", ""}};
   const TempDir folder, other;
   Processes ranks("carrier_fault", 3, {.argument = task.text(folder)});
@@ -136,7 +131,7 @@ SOTTO_RANK_MAIN(carrier_unreachable) {
 }
 
 TEST(Ucx, NamesARankThatItDoesNotReach) {
-  if (!has_ucx()) GTEST_SKIP() << "this build has no UCX that can be tested";
+  if (why_no_ucx() != nullptr) GTEST_SKIP() << why_no_ucx();
   const TempDir folder;
   Processes ranks("carrier_unreachable", 2, {.argument = folder.path() + "/id"});
   for (const int rank : {0, 1}) {
@@ -151,8 +146,7 @@ TEST(Ucx, NamesARankThatItDoesNotReach) {
 class CarrierFault : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    if (GetParam() == std::string("ucx") && !has_ucx())
-      GTEST_SKIP() << "this build has no UCX that can be tested";
+    if (GetParam() == std::string("ucx") && why_no_ucx() != nullptr) GTEST_SKIP() << why_no_ucx();
   }
 };
 

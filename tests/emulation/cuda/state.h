@@ -4,8 +4,8 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
-#include <atomic>
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
