@@ -79,7 +79,7 @@ Result<uint64_t> outer_state_bytes(const OuterShape& shape, const LoweringTarget
   add_average(launches.coded, averages.coded);
   SOTTO_TRY(add(true, build_outer_start, shape));
   SOTTO_TRY(add(c.penalty.kind == OuterPenalty::kGapInner, build_outer_inner_sum, shape));
-  SOTTO_TRY(add(!shape.launches_behind(), build_outer_launch, shape));
+  SOTTO_TRY(add(!shape.launches(), build_outer_launch, shape));
   SOTTO_TRY(add(launches.dense, update, shape));
   SOTTO_TRY(add(launches.coded, coded_update, shape));
   SOTTO_TRY(add(holds, build_outer_hold, shape));

@@ -193,20 +193,10 @@ Status OuterFragment::reduce(const Step& step, bool compressed, std::vector<OpRe
   return ok_status();
 }
 
-// The update may be made, so the call does not fail with the comm: the next one tells of it.
-Status OuterFragment::reduce_behind_update(const Step& step, bool compressed,
-                                           std::vector<OpRef> after) {
-  const Status begun = reduce(step, compressed, std::move(after));
-  if (begun.ok() || context_.comm->failure().ok()) return begun;
-  pending_ = Pending{nullptr, compressed, false, context_.config.schedule.period};
-  return ok_status();
-}
-
 // The step with the average that is under way, which then is not any more. It comes after all that
 // its step has started: if that cannot be done it is not made.
-Result<OpRef> OuterFragment::update(FragmentOp full, FragmentOp coded, const Step& step,
-                                    std::vector<OpRef> after) {
-  after.insert(after.end(), step.ops->begin(), step.ops->end());
+Result<OpRef> OuterFragment::update(FragmentOp full, FragmentOp coded, const Step& step) {
+  std::vector<OpRef> after = *step.ops;
   if (pending_->reduction != nullptr) after.push_back(pending_->reduction);
   round_period_ = pending_->period;
   SOTTO_ASSIGN(OpRef op, local(pending_->compressed ? coded : full, step, std::move(after)));
@@ -217,30 +207,33 @@ Result<OpRef> OuterFragment::update(FragmentOp full, FragmentOp coded, const Ste
   return op;
 }
 
-// Launches, and consumes what the last boundary has launched (delay = period).
+Result<OpRef> OuterFragment::update_or_hold(bool last, const Step& step) {
+  if (pending_) {
+    return last ? update(FragmentOp::kLastUpdate, FragmentOp::kLastUpdateCoded, step)
+                : update(FragmentOp::kUpdate, FragmentOp::kUpdateCoded, step);
+  }
+  SOTTO_ASSIGN(OpRef op, local(last ? FragmentOp::kLastHold : FragmentOp::kHold, step, *step.ops));
+  before_.back().update = op;
+  return op;
+}
+
+// Consumes what the last boundary has launched, and launches (delay = period).
 Status OuterFragment::boundary(const Step& step) {
   const bool compressed = compresses_next();
-  const auto step_or_hold = [&](std::vector<OpRef> after) {
-    return pending_ ? update(FragmentOp::kUpdate, FragmentOp::kUpdateCoded, step, std::move(after))
-                    : local(FragmentOp::kHold, step, std::move(after));
-  };
-  if (!plans_.shape().launches_first()) {
-    SOTTO_ASSIGN(const OpRef stepped, step_or_hold({}));
-    return reduce_behind_update(step, compressed, {stepped});
-  }
-  std::vector<OpRef> prior;
-  if (pending_ && pending_->reduction != nullptr) prior.push_back(pending_->reduction);
   // That of the average under way stays as `previous`.
   if (plans_.shape().two_payloads()) before_.back().swapped = swap_payloads(arrays_);
-  SOTTO_ASSIGN(const OpRef launched, local(FragmentOp::kLaunch, step, std::move(prior)));
-  SOTTO_ASSIGN(const OpRef stepped, step_or_hold({launched}));
-  return reduce_behind_update(step, compressed, {launched, stepped});
+  SOTTO_ASSIGN(const OpRef made, update_or_hold(false, step));
+  const Status begun = reduce(step, compressed, {made});
+  if (begun.ok() || context_.comm->failure().ok()) return begun;
+  // The update may be made, so the call does not fail with the comm: the next one tells of it.
+  pending_ = Pending{nullptr, compressed, false, context_.config.schedule.period};
+  return ok_status();
 }
 
 Status OuterFragment::average_now(const Step& step) {
   SOTTO_ASSIGN(const OpRef launched, local(FragmentOp::kMeanLaunch, step, {}));
   SOTTO_TRY(reduce(step, false, {launched}));
-  return update(FragmentOp::kMeanUpdate, FragmentOp::kMeanUpdate, step, {}).status();
+  return update(FragmentOp::kMeanUpdate, FragmentOp::kMeanUpdate, step).status();
 }
 
 bool OuterFragment::take_back() {
@@ -271,21 +264,19 @@ Status OuterFragment::begin(const OuterEvents& events, const Step& step) {
     return ok_status();
   }
   if (events.launches) {
-    SOTTO_ASSIGN(const OpRef launched, local(FragmentOp::kLaunch, step, {}));
+    SOTTO_ASSIGN(const OpRef launched, local(FragmentOp::kLaunch, step, *step.ops));
     SOTTO_TRY(reduce(step, compresses_next(), {launched}));
     ++launches_;
   }
   if (!events.consumes || !pending_) return ok_status();
-  return update(FragmentOp::kUpdate, FragmentOp::kUpdateCoded, step, {}).status();
+  return update(FragmentOp::kUpdate, FragmentOp::kUpdateCoded, step).status();
 }
 
 // Nothing was launched beside it. Ranks that have gone their own ways come together (section 5).
 Status OuterFragment::last_update(const Step& step) {
   before_.push_back({pending_, launches_});
   if (plans_.shape().two_payloads()) before_.back().swapped = swap_payloads(arrays_);
-  SOTTO_ASSIGN(OpRef stepped,
-               pending_ ? update(FragmentOp::kLastUpdate, FragmentOp::kLastUpdateCoded, step, {})
-                        : local(FragmentOp::kLastHold, step, {}));
+  SOTTO_ASSIGN(OpRef stepped, update_or_hold(true, step));
   const OuterRuleConfig& rule = context_.config.rule;
   if (!plans_.shape().two_payloads() || rule.beta == 0 || rule.kind == OuterRule::kNone ||
       plans_.shape().alone())

@@ -157,8 +157,8 @@ class OuterFragment {
   struct Before {
     std::optional<Pending> pending;
     uint64_t launches = 0;
-    bool swapped = false;  // the part has swapped the payloads
-    OpRef update = nullptr;
+    bool swapped = false;    // the part has swapped the payloads
+    OpRef update = nullptr;  // or hold
   };
 
   OuterFragment(const OuterContext& context, std::vector<uint32_t> tensors);
@@ -170,9 +170,8 @@ class OuterFragment {
   Result<OpRef> collective(FragmentOp kind, const Step& step, bool compressed, int32_t priority,
                            std::vector<OpRef> after);
   Status reduce(const Step& step, bool compressed, std::vector<OpRef> after);
-  Status reduce_behind_update(const Step& step, bool compressed, std::vector<OpRef> after);
-  Result<OpRef> update(FragmentOp full, FragmentOp coded, const Step& step,
-                       std::vector<OpRef> after);
+  Result<OpRef> update(FragmentOp full, FragmentOp coded, const Step& step);
+  Result<OpRef> update_or_hold(bool last, const Step& step);
   Status boundary(const Step& step);
   Status last_update(const Step& step);
   Status average_now(const Step& step);

@@ -294,9 +294,8 @@ Result<OpRef> Outer::step_behind(OpRef inner, double lr, const CallOptions& opti
   step.inner = std::move(inner);
   Status begun = restored_ ? rejoin(step) : ok_status();
   if (begun.ok()) begun = begin_step(step);
-  Result<OpRef> op = finish(begun, std::move(ops), options);
-  pace_.returned(fragments_, clock.now_ns());
-  return op;
+  pace_.returned(fragments_, clock.now_ns());  // behind `finish` averages are the driver's as well
+  return finish(begun, std::move(ops), options);
 }
 
 Status Outer::begin_step(const OuterFragment::Step& step) {

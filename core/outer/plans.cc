@@ -78,6 +78,7 @@ class OuterBuilder {
   }
   std::span<const NormRange> segment_ranges();
   uint32_t measure(bool keeps);  // block sums; the flags are then in flags_
+  // Overwrites what the average under way was made of.
   void emit_launch();
   // Tensors as parts of a flat array, for a codec.
   uint32_t parts_of(OuterArray which);
@@ -97,6 +98,9 @@ class OuterBuilder {
   OperandRef norm_of_average(bool compressed);
   // With an average; else with this rank's message alone, and no penalty.
   void emit_factors(const UpdateMemory& m, bool average, bool compressed);
+  // What is emitted from here to `finish` comes after a step that commits: all of it is made, or
+  // the operation has overwritten nothing.
+  void commit_from_here(const UpdateMemory& m);
   void emit_step(const UpdateMemory& m, bool average);
   // Where no rank takes part the anchor stays, and live parameters still merge with it.
   // from: what progress is counted from.
@@ -111,6 +115,7 @@ class OuterBuilder {
   PlanBuilder b_;
   OuterPlan out_;
   uint32_t flags_ = kNoSlot;
+  uint32_t commits_ = kNoStep;  // of commit_from_here
 };
 
 std::span<const NormRange> OuterBuilder::segment_ranges() {
@@ -332,6 +337,10 @@ void OuterBuilder::emit_factors(const UpdateMemory& m, bool average, bool compre
       {}, args);
 }
 
+void OuterBuilder::commit_from_here(const UpdateMemory& m) {
+  commits_ = b_.copy({b_.scratch(4), 0, 4}, {m.word, 0, 4}, StepOperands::committing(m.word));
+}
+
 // Clips of the whole fragment see all of the new momentum before the anchor moves.
 void OuterBuilder::emit_step(const UpdateMemory& m, bool average) {
   const bool two = s_.clip.kind == OuterClip::kNorm || s_.clip.kind == OuterClip::kRms;
@@ -392,12 +401,13 @@ void OuterBuilder::write_copies(const KernelOptions& options) {
 }
 
 OuterPlan OuterBuilder::finish(const UpdateMemory& m, bool average) {
-  if (x_.launches_behind()) emit_launch();
+  if (x_.launches() && !x_.launches_first()) emit_launch();
   const uint64_t segments = x_.segments();
   if (!s_.averages_parameters()) {  // else there is no gap
     b_.copy({array(OuterArray::kSegments), 0, segments * sizeof(OuterSegment)},
             {m.segments, 0, segments * sizeof(OuterSegment)}, StepOperands::committing(m.word));
   }
+  for (uint32_t step = commits_ + 1; step < b_.steps(); ++step) b_.order(step, commits_);
   const uint64_t messages = average ? static_cast<uint64_t>(x_.size) * sizeof(OuterMessage) : 0;
   OuterOutcome& at = out_.outcome;
   at.numbers = 8;
@@ -417,9 +427,11 @@ OuterPlan OuterBuilder::finish(const UpdateMemory& m, bool average) {
 
 OuterPlan OuterBuilder::update(bool compressed) {
   const UpdateMemory m = update_memory();
+  emit_factors(m, true, compressed);
+  commit_from_here(m);
+  if (x_.launches_first()) emit_launch();
   if (x_.last && s_.rule.freshness > 0)
     b_.fill({array(OuterArray::kPayload), 0, x_.bytes_of(OuterArray::kPayload)}, 0);
-  emit_factors(m, true, compressed);
   const KernelOptions commits = StepOperands::committing(m.word);
   KernelOptions skips;
   skips.predicate = {m.word, 0, kSkipNonfinite};
@@ -432,7 +444,7 @@ OuterPlan OuterBuilder::update(bool compressed) {
   const Region before{moves ? b_.scratch(anchor.bytes) : kNoSlot, 0, anchor.bytes};
   if (moves) b_.copy(before, anchor);
   emit_step(m, true);
-  if (moves) b_.copy({array(OuterArray::kLaunchAnchor), 0, anchor.bytes}, before, commits);
+  if (moves) b_.copy({array(OuterArray::kLaunchAnchor), 0, anchor.bytes}, before);
   write_copies(commits);
   if (s_.nonfinite == OuterNonfinite::kSkipRank) {
     emit_merge(m, launch_live(), skips);
@@ -442,8 +454,11 @@ OuterPlan OuterBuilder::update(bool compressed) {
 }
 
 OuterPlan OuterBuilder::hold() {
+  // Factors are of the message, and no average is under way whose memory this is.
+  if (x_.launches_first()) emit_launch();
   const UpdateMemory m = update_memory();
   emit_factors(m, false, false);
+  commit_from_here(m);
   const KernelOptions commits = StepOperands::committing(m.word);
   // The next average is launched against this anchor, and progress counts from it.
   if (x_.bytes_of(OuterArray::kLaunchAnchor) != 0) {
@@ -509,73 +524,6 @@ OuterPlan OuterBuilder::start() {
 }
 
 }  // namespace
-
-CompressedLayout outer_layout(const OuterConfig& config, std::vector<LayoutTensor> tensors,
-                              uint32_t ranks) {
-  const CodecSettings codec = config.codec.value_or(CodecSettings{});
-  return CompressedLayout(std::move(tensors), config.codec ? ranks : 1, codec.chunk_align,
-                          Granularity::kFlat, 0, codec.row().scales);
-}
-
-OuterConfig outer_mean_of_parameters() {
-  OuterConfig c;
-  c.payload = OuterPayload::kParams;
-  c.schedule.period = 1;
-  c.rule.kind = OuterRule::kNone;
-  return c;
-}
-
-uint64_t OuterShape::segments() const {
-  return config->penalty.granularity == OuterGranularity::kTensor ? layout->tensors().size() : 1;
-}
-
-bool OuterShape::launches_first() const {
-  return config->schedule.delay == 0 || config->merge.kind == OuterMerge::kReset ||
-         config->merge.kind == OuterMerge::kLerp;
-}
-
-bool OuterShape::launches_behind() const {
-  return config->schedule.follows() && !launches_first() && !last;
-}
-
-bool OuterShape::takes_out_last_step() const {
-  return config->rule.form == OuterForm::kAnchorDiff && config->late() &&
-         config->payload == OuterPayload::kDelta;
-}
-
-bool OuterShape::by_element() const {
-  return config->penalty.kind == OuterPenalty::kGapRel &&
-         config->penalty.granularity == OuterGranularity::kElement;
-}
-
-uint64_t OuterShape::bytes_of(OuterArray array) const {
-  const OuterConfig& c = *config;
-  const uint64_t all = layout->flat_elements() * 4;
-  const auto of_all = [all](bool there) { return there ? all : 0; };
-  switch (array) {
-    case OuterArray::kAnchor:
-    case OuterArray::kPayload:
-    case OuterArray::kSwapped:
-    case OuterArray::kResult: return all;
-    case OuterArray::kMomentum: return of_all(c.rule.kind != OuterRule::kNone);
-    case OuterArray::kPrevious: return of_all(c.rule.freshness > 0);
-    case OuterArray::kLastStep:
-      // Momentum is the last step of the rule heavy_ball.
-      return of_all(c.rule.kind != OuterRule::kHeavyBall &&
-                    (takes_out_last_step() || (by_element() && c.late())));
-    case OuterArray::kLaunchAnchor:
-      return of_all(c.payload == OuterPayload::kParams && c.rule.form == OuterForm::kDelta &&
-                    c.late() && c.rule.kind != OuterRule::kNone);
-    case OuterArray::kLaunchLive:
-      return of_all(c.merge.kind == OuterMerge::kAddProgress && c.payload == OuterPayload::kDelta);
-    case OuterArray::kSegments: return segments() * sizeof(OuterSegment);
-    case OuterArray::kInnerSum: return c.penalty.kind == OuterPenalty::kGapInner ? 8 : 0;
-    case OuterArray::kMessage: return sizeof(OuterMessage);
-    case OuterArray::kMessages: return static_cast<uint64_t>(size) * sizeof(OuterMessage);
-    case OuterArray::kCount: break;
-  }
-  return 0;
-}
 
 OuterPlan build_outer_launch(const OuterShape& shape) { return OuterBuilder(shape).launch(); }
 OuterPlan build_outer_reduction(const OuterShape& shape, bool compressed) {

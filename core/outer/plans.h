@@ -6,7 +6,9 @@
 //  - update, without messages: the outer step with the average, and the merge into live parameters.
 //  - hold, without messages: the merge with the anchor as it is, where there is no average yet.
 //
-// Each has its own plan, since another inner step may lie between any two of them.
+// Each has its own plan, since another inner step may lie between any two of them. Where delay is
+// the period there is no launch: updates and holds take what is sent (OuterShape::launches). It has
+// the memory of the average that they consume, which is not overwritten unless the update is made.
 #pragma once
 
 #include <array>
@@ -57,11 +59,10 @@ struct OuterShape {
   MessageSizes sizes = {.segment_bytes = 256 * 1024};
 
   bool alone() const { return size == 1; }
-  // In a boundary that consumes an average and launches the next one: what is sent is taken before
-  // the anchor moves (section 3).
-  bool launches_first() const;
-  // The other way about: the update itself takes what is sent then, so that both happen or none.
-  bool launches_behind() const;
+  // Updates and holds take what is sent with the next average.
+  bool launches() const { return config->schedule.follows() && !last; }
+  // Before live parameters and anchor move (section 3).
+  bool launches_first() const { return config->late() && !last; }
   // An average of parameters is taken from the anchor of now, which has the last step in it.
   bool takes_out_last_step() const;
   // Averages use the codec, behind the first ones.
@@ -97,7 +98,7 @@ struct OuterPlan {
   OuterOutcome outcome;
 };
 
-// Not of shapes that launch behind their update.
+// Of shapes whose updates do not.
 OuterPlan build_outer_launch(const OuterShape& shape);
 // compressed: with the settings' codec.
 OuterPlan build_outer_reduction(const OuterShape& shape, bool compressed);

@@ -2,6 +2,7 @@
 // section 15.1), and what holds for every setting.
 #include <gtest/gtest.h>
 
+#include <barrier>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -217,6 +218,65 @@ TEST_P(OuterTest, OneRankIsDelayedGradientDescent) {
     EXPECT_TRUE(status.ok()) << status.text();
   }
 }
+
+// Parameters behind each of some rounds of two steps; no rank takes part in the third one.
+std::vector<float> rounds_with_an_empty_one(const std::string& json) {
+  std::vector<float> out;
+  const Status status = run_world(world_of("inproc", 2), [&](const auto& comm) {
+    const bool first = comm->rank() == 0;
+    Model model(comm, json, 5);
+    for (int t = 0; t < 8; ++t) {
+      check(model.outer().set("weight", t == 2 ? 0 : 1));
+      for (int k = 0; k < 2; ++k) {
+        model.descend(first ? -1.0f : 3.0f, 0.5f);
+        model.step();
+      }
+      if (first) out.push_back(model.read());
+    }
+    return ok_status();
+  });
+  EXPECT_TRUE(status.ok()) << status.text();
+  return out;
+}
+
+// A pseudo-gradient is taken from the anchor of its launch, also where that has not moved since the
+// round before.
+TEST(OuterRoundsThatAreEmpty, PayloadsAreAlike) {
+  const std::vector<float> deltas = rounds_with_an_empty_one(merged(R"("beta": 0)"));
+  EXPECT_EQ(deltas, rounds_with_an_empty_one(merged(R"("beta": 0, "payload": "params")")));
+  EXPECT_EQ(deltas[3], deltas[2]);
+  EXPECT_NE(deltas[4], deltas[3]);
+}
+
+// early: rank 0 flushes before rank 1 has launched the average under way.
+float flushed(bool early) {
+  float x = 0;
+  std::barrier launched(2);
+  const Status status = run_world(world_of("inproc", 2), [&](const auto& comm) {
+    const bool first = comm->rank() == 0;
+    Model model(comm, R"({"preset": "diloco", "period": 4, "delay": 2, "merge": "lerp",
+                          "merge_a": 0.5})",
+                5);
+    const auto inner_step = [&] {
+      model.descend(first ? -1.0f : 3.0f, 0.5f);
+      model.step();
+    };
+    for (int k = 0; k < 3; ++k) inner_step();
+    if (!first && early) launched.arrive_and_wait();
+    for (int k = 3; k < 5; ++k) inner_step();
+    if (!early) check(model.outer().snapshot());  // waits for the average
+    const Result<OpRef> flush = model.outer().flush({});
+    if (first && early) launched.arrive_and_wait();
+    check(model.wait(flush));
+    if (first) x = model.read();
+    return ok_status();
+  });
+  EXPECT_TRUE(status.ok()) << status.text();
+  return x;
+}
+
+// What a flush sends is taken behind the merge of the average that comes first.
+TEST(OuterFlush, BitsDoNotDependOnWhenAnAverageEnds) { EXPECT_EQ(flushed(true), flushed(false)); }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, OuterTest, testing::ValuesIn(world_kinds()),
                          [](const auto& world) { return world.param; });

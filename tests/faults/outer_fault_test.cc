@@ -3,8 +3,8 @@
 // before the step that failed, whatever message was the last, and closing waits for nothing. States
 // that are exported then, all of one step, go on to what there would have been without the fault,
 // bit for bit, or, where a codec's average has come to some ranks alone, alike on all ranks; ranks
-// refuse those of different steps. At every message of launches, flights and consumptions, on ranks
-// that are threads; outer_kill_test.cc has ranks that are processes.
+// refuse those of different steps. At every message of launches, flights and consumptions, and
+// while ranks launch, on ranks that are threads; outer_kill_test.cc has ranks that are processes.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -15,6 +15,7 @@
 
 #include "core/base/hash.h"
 #include "core/outer/outer.h"
+#include "tests/emulation/async_device/async_device.h"
 #include "tests/support/core_ranks.h"
 #include "tests/support/faulty_transport.h"
 #include "tests/support/sanitized.h"
@@ -46,6 +47,14 @@ constexpr Kind kKinds[] = {
     {"fresh_late", R"({"preset": "delta_corrected", "period": 2})"},
     {"fragments_between",
      R"({"preset": "streaming_diloco", "period": 2, "delay": 1, "fragments": 2})"},
+};
+
+// Further ones that launch before their update.
+constexpr Kind kFirst[] = {
+    {"lerp_late",
+     R"({"preset": "delayed_diloco", "alpha": 0.1, "period": 2, "merge": "lerp", "merge_a": 0.5})"},
+    {"params_late", R"({"preset": "slowmo", "period": 2, "delay": 2})"},
+    {"paper_late", R"({"preset": "co2_paper", "period": 2})"},
 };
 
 constexpr uint64_t kBefore = 6;     // steps before the first fault: three launches
@@ -135,20 +144,17 @@ struct Disturbance {
   int64_t timeout_us = 20'000'000;
 };
 
-Status train(const std::shared_ptr<Comm>& comm, const Kind& kind, const Disturbance& d,
-             FaultState& state, std::barrier<>& all_there, Outcome* out) {
+// Step k of the model: outer().step, and what the test does to it.
+using MakeStep = std::function<Status(Model* model, uint64_t k)>;
+
+Status train(const std::shared_ptr<Comm>& comm, const Kind& kind, const MakeStep& step,
+             Outcome* out) {
   Model model(comm->rank());
   SOTTO_TRY(model.create(comm, kind));
-  uint64_t first = 0;
   for (uint64_t k = 0; k < kSteps && out->status.ok(); ++k) {
     model.train(k);
     SOTTO_ASSIGN(const Hashes before, model.hashes());
-    if (k == kBefore) {
-      all_there.arrive_and_wait();
-      state.origin = first = state.sends;
-    }
-    out->status = model.step(d.timeout_us);
-    if (k + 1 == kBefore + kDisturbed) out->sends = state.sends - first;
+    out->status = step(&model, k);
     SOTTO_ASSIGN(const Hashes after, model.hashes());
     out->before.push_back(before);
     out->after.push_back(after);
@@ -186,7 +192,93 @@ std::vector<Outcome> run(const Kind& kind, const std::string& transport, int siz
   std::barrier all_there(size);
   const Status status = run_world(world, [&](const std::shared_ptr<Comm>& comm) -> Status {
     const auto rank = static_cast<size_t>(comm->rank());
-    return train(comm, kind, d, *states[rank], all_there, &outcomes[rank]);
+    FaultState& state = *states[rank];
+    uint64_t first = 0;
+    const auto step = [&](Model* model, uint64_t k) {
+      if (k == kBefore) {
+        all_there.arrive_and_wait();
+        state.origin = first = state.sends;
+      }
+      const Status made = model->step(d.timeout_us);
+      if (k + 1 == kBefore + kDisturbed) outcomes[rank].sends = state.sends - first;
+      return made;
+    };
+    return train(comm, kind, step, &outcomes[rank]);
+  });
+  EXPECT_TRUE(status.ok()) << status.text();
+  return outcomes;
+}
+
+AsyncDevice& device_of(const Comm& comm) {
+  return static_cast<AsyncDevice&>(*comm.context()->device());
+}
+
+// A step of which all that needs nothing but the device is queued there, and stands.
+Result<OpRef> begin_standing(const Comm& comm, Outer* outer) {
+  AsyncDevice& device = device_of(comm);
+  for (uint32_t lane = 0; lane < device.caps().all_lanes(); ++lane) device.hold(lane);
+  SOTTO_ASSIGN(OpRef op, outer->step({}));
+  // With every turn the driver queues one step of a plan at least.
+  int turns = 0;
+  Engine& engine = comm.engine();
+  engine.drive([&](Driver& driver) {
+    return driver.run_until([&] { return ++turns == 1000; },
+                            Deadline::in_us(engine.clock(), 20'000'000));
+  });
+  return op;
+}
+
+void resume_device(const Comm& comm) {
+  AsyncDevice& device = device_of(comm);
+  for (uint32_t lane = 0; lane < device.caps().all_lanes(); ++lane) device.resume(lane);
+}
+
+// What an average under way is made of, and what it moves. Of the two payloads that freshness needs
+// that of the average before it is over.
+void expect_kept(const OuterSnapshot& before, const OuterSnapshot& after) {
+  for (size_t f = 0; f < before.fragments.size(); ++f) {
+    const OuterFragmentState &old = before.fragments[f], &now = after.fragments[f];
+    EXPECT_EQ(now.pending, old.pending);
+    EXPECT_EQ(now.launches, old.launches);
+    EXPECT_EQ(now.consumed, old.consumed);
+    if (old.pending == OuterPending::kNone) continue;
+    for (size_t i = 0; i < kOuterArrays; ++i) {
+      if (i == static_cast<size_t>(OuterArray::kPrevious)) continue;
+      EXPECT_TRUE(now.arrays[i] == old.arrays[i]) << "array " << i << " of fragment " << f;
+    }
+  }
+}
+
+// A step in which an average is launched, and with a delay another one is under way.
+constexpr uint64_t kLaunching = kBefore + 1;
+
+// The devices of all ranks stand from before that step until the comm has failed. So it fails
+// behind what it takes to send, if that can be done without the update.
+std::vector<Outcome> fail_launching(const Kind& kind) {
+  std::vector<Outcome> outcomes(2);
+  WorldOptions world = world_of("async", 2);
+  world.params.segment_bytes = 32 * 1024;
+  std::barrier all_there(2);
+  const Status status = run_world(world, [&](const std::shared_ptr<Comm>& comm) -> Status {
+    Outcome& out = outcomes[static_cast<size_t>(comm->rank())];
+    const auto step = [&](Model* model, uint64_t k) -> Status {
+      if (k != kLaunching) return model->step(20'000'000);
+      SOTTO_ASSIGN(const OuterSnapshot before, model->outer().snapshot());  // waits for the average
+      all_there.arrive_and_wait();
+      SOTTO_ASSIGN(const OpRef op, begin_standing(*comm, &model->outer()));
+      all_there.arrive_and_wait();
+      if (comm->rank() == 0) comm->abort("a test");
+      const bool failed =
+          comm->engine().wait_until([&] { return !comm->failure().ok(); }, 20'000'000);
+      resume_device(*comm);
+      const Status made = comm->engine().wait(op, -1);
+      if (!failed) return error(Code::kInternal, "the comm has not failed");
+      if (made.ok()) return made;
+      SOTTO_ASSIGN(const OuterSnapshot after, model->outer().snapshot());
+      expect_kept(before, after);
+      return made;
+    };
+    return train(comm, kind, step, &out);
   });
   EXPECT_TRUE(status.ok()) << status.text();
   return outcomes;
@@ -332,6 +424,32 @@ TEST_P(OuterAtEveryMessage, AMessageThatNeverComes) {
   expect("inproc", 2, FaultKind::kDrop, 300'000, kSanitized ? 17 : 7);
 }
 
+// All ranks go on from what they have kept, and one of them says that it has not got the average
+// which was under way: it is made again of what ranks had sent.
+void expect_resumes_behind_launch(const Kind& kind) {
+  const std::vector<Outcome> whole = run(kind, "inproc", 2, {});
+  std::vector<Outcome> got = fail_launching(kind);
+  expect_one_cause(got, Code::kAborted);
+  if (testing::Test::HasFatalFailure()) return;
+  for (size_t r = 0; r < got.size(); ++r) expect_nothing_between(whole[r], got[r]);
+  for (OuterFragmentState& f : got[0].state->fragments) {
+    if (f.pending == OuterPending::kDelivered) f.pending = OuterPending::kUndelivered;
+  }
+  EXPECT_TRUE(expect_resumes(kind, whole, got)) << "ranks have failed in different steps";
+}
+
+TEST_P(OuterAtEveryMessage, AFailureWhileARankLaunches) {
+  expect_resumes_behind_launch(GetParam());
+}
+
+class OuterThatLaunchesFirst : public testing::TestWithParam<Kind> {};
+
+TEST_P(OuterThatLaunchesFirst, AFailureWhileARankLaunches) {
+  expect_resumes_behind_launch(GetParam());
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, OuterThatLaunchesFirst, testing::ValuesIn(kFirst),
+                         [](const auto& p) { return std::string(p.param.name); });
 INSTANTIATE_TEST_SUITE_P(Kinds, OuterAtEveryMessage, testing::ValuesIn(kKinds),
                          [](const auto& p) { return std::string(p.param.name); });
 

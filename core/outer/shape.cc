@@ -1,0 +1,66 @@
+// What a fragment has, by its settings.
+#include <utility>
+
+#include "core/outer/plans.h"
+
+namespace sotto {
+
+CompressedLayout outer_layout(const OuterConfig& config, std::vector<LayoutTensor> tensors,
+                              uint32_t ranks) {
+  const CodecSettings codec = config.codec.value_or(CodecSettings{});
+  return CompressedLayout(std::move(tensors), config.codec ? ranks : 1, codec.chunk_align,
+                          Granularity::kFlat, 0, codec.row().scales);
+}
+
+OuterConfig outer_mean_of_parameters() {
+  OuterConfig c;
+  c.payload = OuterPayload::kParams;
+  c.schedule.period = 1;
+  c.rule.kind = OuterRule::kNone;
+  return c;
+}
+
+uint64_t OuterShape::segments() const {
+  return config->penalty.granularity == OuterGranularity::kTensor ? layout->tensors().size() : 1;
+}
+
+bool OuterShape::takes_out_last_step() const {
+  return config->rule.form == OuterForm::kAnchorDiff && config->late() &&
+         config->payload == OuterPayload::kDelta;
+}
+
+bool OuterShape::by_element() const {
+  return config->penalty.kind == OuterPenalty::kGapRel &&
+         config->penalty.granularity == OuterGranularity::kElement;
+}
+
+uint64_t OuterShape::bytes_of(OuterArray array) const {
+  const OuterConfig& c = *config;
+  const uint64_t all = layout->flat_elements() * 4;
+  const auto of_all = [all](bool there) { return there ? all : 0; };
+  switch (array) {
+    case OuterArray::kAnchor:
+    case OuterArray::kPayload:
+    case OuterArray::kSwapped:
+    case OuterArray::kResult: return all;
+    case OuterArray::kMomentum: return of_all(c.rule.kind != OuterRule::kNone);
+    case OuterArray::kPrevious: return of_all(c.rule.freshness > 0);
+    case OuterArray::kLastStep:
+      // Momentum is the last step of the rule heavy_ball.
+      return of_all(c.rule.kind != OuterRule::kHeavyBall &&
+                    (takes_out_last_step() || (by_element() && c.late())));
+    case OuterArray::kLaunchAnchor:
+      return of_all(c.payload == OuterPayload::kParams && c.rule.form == OuterForm::kDelta &&
+                    c.late() && c.rule.kind != OuterRule::kNone);
+    case OuterArray::kLaunchLive:
+      return of_all(c.merge.kind == OuterMerge::kAddProgress && c.payload == OuterPayload::kDelta);
+    case OuterArray::kSegments: return segments() * sizeof(OuterSegment);
+    case OuterArray::kInnerSum: return c.penalty.kind == OuterPenalty::kGapInner ? 8 : 0;
+    case OuterArray::kMessage: return sizeof(OuterMessage);
+    case OuterArray::kMessages: return static_cast<uint64_t>(size) * sizeof(OuterMessage);
+    case OuterArray::kCount: break;
+  }
+  return 0;
+}
+
+}  // namespace sotto
