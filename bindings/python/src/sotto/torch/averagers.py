@@ -57,8 +57,13 @@ def check_whole(params: Iterable[tuple[str, torch.Tensor]]) -> None:
     for name, p in named:
         if hasattr(p, "device_mesh"):
             raise UnsupportedError(f'parameter "{name}" is a DTensor: {reason}')
+    check_not_flat(named, reason)
+
+
+def check_not_flat(named: Sequence[tuple[str, torch.Tensor]], reason: str) -> None:
+    """Errors: UnsupportedError (a parameter of FullyShardedDataParallel, with the reason)."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None or not (dist.is_available() and dist.is_initialized()):
+    if fsdp is None or not named or not (dist.is_available() and dist.is_initialized()):
         return
     of_fsdp = {id(p) for m in objects_of(fsdp.FullyShardedDataParallel) for p in m.parameters()}
     for name, p in named:

@@ -14,6 +14,7 @@ from .. import _abi as abi
 from .. import optim as plain
 from .._buffers import buffer_of, view_of
 from ..errors import InvalidStateError, UnsupportedError
+from .dtensors import local, shard_of
 
 WORDS = c.sizeof(abi.Buffer) // 8  # a buffer starts with its address
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -72,7 +73,7 @@ def adopt(master: torch.Tensor, copy: torch.Tensor) -> None:
 
 
 class Tensor:
-    """A registered parameter with its float32 master."""
+    """A registered parameter with its float32 master: of a DTensor, what this rank holds of it."""
 
     def __init__(
         self, name: str, group: int, p: torch.Tensor, mask: torch.Tensor | None = None
@@ -81,9 +82,15 @@ class Tensor:
         self.group = group
         self.p = p
         self.mask = mask
-        values = p.detach()
+        self.shard = shard_of(name, p)
+        values = self.here
         self.copy = None if p.dtype == torch.float32 else values
         self.master = values if self.copy is None else values.float()
+
+    @property
+    def here(self) -> torch.Tensor:
+        """The model's own memory now."""
+        return local(self.p).detach()
 
     @property
     def registered(self) -> torch.Tensor:
@@ -93,12 +100,13 @@ class Tensor:
 
     def check_still(self) -> None:
         """Errors: InvalidStateError (the parameter is not what was registered)."""
-        was, now = self.registered, self.p
+        was, now = self.registered, self.here
         remedy = "change it back, or make a new optimizer and load this one's state_dict()"
         for what, before, after in (
             ("dtype", was.dtype, now.dtype),
             ("device", was.device, now.device),
             ("shape", list(was.shape), list(now.shape)),
+            ("shard", self.shard, shard_of(self.name, self.p)),
         ):
             if before != after:
                 raise InvalidStateError(
@@ -110,9 +118,9 @@ class Tensor:
     def place(self) -> None:
         """Takes the parameter's new memory."""
         if self.copy is None:
-            self.master = self.p.detach()
+            self.master = self.here
         else:
-            self.copy = self.p.detach()
+            self.copy = self.here
 
     def move(self) -> None:
         """Takes the parameter's new memory, with the values there."""
@@ -127,7 +135,7 @@ class Tensor:
 
     def differs(self) -> bool:
         """Whether the parameter has other values than the library's."""
-        return not torch.equal(self.master.to(self.p.dtype), self.p.detach())
+        return not torch.equal(self.master.to(self.p.dtype), self.here)
 
 
 class Gradients:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NoReturn, overload
@@ -17,8 +17,10 @@ from ..group import meet
 from ..optim import config_report
 from ..work import Work
 from . import outer_state as states
-from .averagers import check_local, check_whole, ddp_over_ranks_of, deepspeed_engine
+from . import shards
+from .averagers import check_local, ddp_over_ranks_of, deepspeed_engine
 from .base import SottoOptimizer
+from .dtensors import Gathered, least, local, meshes_of
 from .gradients import Tensor
 from .parameters import Parameters
 from .replaced import Replaced
@@ -81,8 +83,9 @@ class Outer(Parameters):
             hide it; None: the preset's
     codec:  of what is averaged: a type, "onebit" for one, or a dict; None: the preset's
     comm:   as for the other optimizers here; None: the default comm, or of torch's process group
-    ddp:    True: DistributedDataParallel around the model averages gradients too, over the ranks of
-            a host for one. Without it that is an error where it averages over ranks of the comm
+    ddp:    True: DistributedDataParallel around the model, or a mesh over which parameters are
+            replicated, averages gradients too, over the ranks of a host for one. Without it that is
+            an error where it averages over ranks of the comm
     keys:   delay, alpha, beta, merge and all other keys of the section "sotto": {"outer": {...}}
 
     Parameters are those that require gradients at the first step: float32, or float16 and bfloat16,
@@ -91,6 +94,18 @@ class Outer(Parameters):
     outer optimizer is made at the first step or load_state_dict(), collectively. Later every rank
     has to make as many steps as the others; collective is a step in which something is launched or
     consumed. The inner learning rate that outer steps may need is that of group 0.
+
+    Parameters of fully_shard and other DTensors are averaged by the shard that a rank holds: comm
+    is of the ranks that hold the same, one of every replica, which is compared at the first step.
+    With a mesh of ("replica", "shard"):
+
+        fully_shard(model, mesh=mesh["shard"])
+        comm = sotto.torch.comm_of_process_group(mesh["replica"].get_group())
+
+    What needs whole parameters is refused then: penalties gap_* but by element, clip "norm" and
+    "rms", period "auto", a number of fragments, nonfinite "error". Codecs have scales of the shard,
+    info() its figures, and a state goes on on that shard alone. A replica of which one shard is not
+    finite is left out by all its shards.
 
     Parameters may move to other memory of the same dtype, device and shape, and modules may be
     given others in their place. One that is frozen later gets no more inner steps; outer steps go
@@ -104,8 +119,10 @@ class Outer(Parameters):
     synchronize().
 
     Errors: InvalidArgumentError (inner_optimizer; a key: names it and what is allowed),
-    UnsupportedError (an inner optimizer that averages; a parameter of FSDP, a DTensor, or one that
-    is not as above: names it; what is not built).
+    UnsupportedError (an inner optimizer that averages; a parameter of FullyShardedDataParallel, one
+    that is cut beside a setting that needs the whole, or one that is not as above: names it; what
+    is not built). In the first step also ProtocolError (ranks differ; hold other shards) and
+    InvalidStateError (DTensors are replicated over ranks of the comm, and so averaged already).
     """
 
     _kind = "Outer"
@@ -131,6 +148,9 @@ class Outer(Parameters):
         self._allow_ddp = ddp
         self._evaluating = False
         self._lr: float | None = None  # of the last inner step
+        self._weight = 1.0  # of this rank's inner steps
+        self._meshes: list[Any] = []  # over which the library's parameters are cut
+        self._gathered = Gathered(())
         self._step_supports_amp_scaling = True  # GradScaler leaves its verdict to step()
         self.__setstate__({})  # torch's hooks
         self._comm = meet(comm)
@@ -141,7 +161,9 @@ class Outer(Parameters):
         report = config_report(file, world_size=self._comm.size)
         if not report["can_run"]:
             raise UnsupportedError("; ".join(report["reasons"]))
-        check_whole((name, p) for name, _, p in self._registered())
+        self._refused = shards.needs_whole(report["outer"])
+        self._skips = report["outer"]["nonfinite"] == "skip_rank"
+        self._check_parts(self._parts())
         self._replaced = Replaced()
         self._replaced.watch(p for _, _, p in self._named())
 
@@ -176,7 +198,7 @@ class Outer(Parameters):
         self._follow_replaced()
         self.inner.add_param_group(param_group)
         try:
-            check_whole((name, p) for name, _, p in self._registered())
+            self._check_parts(self._parts())
         except BaseException:
             self.param_groups.pop()
             raise
@@ -204,10 +226,17 @@ class Outer(Parameters):
             inverse = scale.double().reciprocal().float()  # as GradScaler.unscale_() has it
             for _, _, p in self._named():
                 if p.grad is not None:
-                    p.grad.mul_(inverse.to(p.grad.device))
+                    local(p.grad).mul_(inverse.to(p.grad.device))
         return step(*arguments)
 
     # ---- the library's outer optimizer ----------------------------------------------------------
+
+    def _parts(self) -> list[tuple[str, torch.Tensor]]:
+        """Names and tensors of those that the library has, or will have."""
+        return [(name, p) for name, _, p in self._registered()]
+
+    def _check_parts(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        shards.check_parts(named, self._refused)
 
     def _build(self) -> plain.Outer:
         self.synchronize()
@@ -229,16 +258,22 @@ class Outer(Parameters):
         self._ddp = (
             [] if self._allow_ddp else ddp_over_ranks_of(self._comm, (p for *_, p in trained))
         )
+        shards.agree(self._comm, self._parts())
+        if not self._allow_ddp:
+            shards.check_unaveraged(self._comm, self._parts())
         tensors = [Tensor(name, group, p) for name, group, p in trained]
         params = [plain.OuterParam(t.master, t.name, t.copy) for t in tensors]
         self._outer = plain.Outer(params, self._section, comm=self._comm)
         self._tensors = tensors
-        self._at = [t.p.data_ptr() for t in tensors]
+        self._at = [local(t.p).data_ptr() for t in tensors]
+        self._meshes = meshes_of(t.p for t in tensors)
+        self._gathered = Gathered(t.p for t in tensors)
         self._note_untrained()
         return self._outer
 
     def _drop(self) -> None:
         outer, self._outer, self._tensors = self._outer, None, []
+        self._weight = 1.0
         if outer is not None:
             outer.close()
 
@@ -267,7 +302,7 @@ class Outer(Parameters):
         Errors: InvalidStateError (dtype, device or shape has changed, one became several).
         """
         self._follow_replaced()
-        at = [t.p.data_ptr() for t in self._tensors]
+        at = [local(t.p).data_ptr() for t in self._tensors]
         if self._outer is None or at == self._at:
             return
         for tensor in self._tensors:
@@ -321,12 +356,23 @@ class Outer(Parameters):
         self._check_untrained()
         lr = self.param_groups[0].get("lr")
         self._lr = None if lr is None else float(lr)
-        if outer.info().next_boundary == 1:
+        at_boundary = outer.info().next_boundary == 1
+        if at_boundary:
             outer.set(lr=self._lr)
         loss = self._inner_step(closure)
         self._adopt()
+        if at_boundary:
+            self._weigh(outer)
         self._await(outer.step())
         return loss
+
+    @torch.no_grad()
+    def _weigh(self, outer: plain.Outer) -> None:
+        """A replica of which one shard is not finite is left out of the averages of all shards."""
+        if not (self._meshes and self._skips):
+            return
+        finite = torch.stack([t.master.isfinite().all() for t in self._tensors]).all()
+        outer.set(weight=least(self._weight if bool(finite) else 0.0, self._meshes))
 
     def _await(self, work: Work) -> None:
         """Work of the caller from now on comes after the operation: the host's, or a stream's."""
@@ -335,6 +381,7 @@ class Outer(Parameters):
             work.wait_stream()
         else:
             work.wait()
+        self._gathered.drop()
 
     def synchronize(self) -> None:
         """Waits until the last step has ended on its CUDA device. Errors: those of the step."""
@@ -354,6 +401,7 @@ class Outer(Parameters):
         outer = self._build()
         outer.set(lr=self._lr)
         self._adopt()
+        self._weigh(outer)
         self._await(outer.flush())
 
     @contextmanager
@@ -368,13 +416,17 @@ class Outer(Parameters):
             return
         outer = self._build()
         self._adopt()
-        with outer.evaluation():
-            self._evaluating = True
-            try:
-                yield
-            finally:
-                self._evaluating = False
-                self._follow()
+        try:
+            with outer.evaluation():
+                self._evaluating = True
+                self._gathered.drop()
+                try:
+                    yield
+                finally:
+                    self._evaluating = False
+                    self._follow()
+        finally:
+            self._gathered.drop()
 
     def set(
         self, *, loss: float | None = None, weight: float | None = None, retune: bool = False
@@ -382,10 +434,13 @@ class Outer(Parameters):
         """What belongs to the next averages; see sotto.outer.Outer.set().
 
         loss: told to the other ranks. weight: 1, or 0: the inner steps of this rank do not count,
-        as on a rank that has run out of samples. retune: all ranks measure a period "auto" anew.
+        as on a rank that has run out of samples; where parameters are cut, those of its replica.
+        retune: all ranks measure a period "auto" anew.
         Collective if no step was made yet. Errors: InvalidStateError (retune of another period).
         """
         self._build().set(loss=loss, weight=weight, retune=retune)
+        if weight is not None:
+            self._weight = weight
 
     def vote(self, bits: int) -> None:
         """Bits that travel with the next average; info().votes has those of all ranks, or-ed, when
@@ -445,6 +500,7 @@ class Outer(Parameters):
             state_dict = before(self, dict(state_dict)) or state_dict
         self._follow()
         states.load(self, state_dict)
+        self._gathered.drop()
         for behind in self._optimizer_load_state_dict_post_hooks.values():
             behind(self)
 

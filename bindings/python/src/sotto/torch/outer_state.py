@@ -9,6 +9,9 @@ whole  the states of all ranks: "blobs" and "inners"
 On another number of ranks parameters become the anchor, which all ranks have alike; an average
 under way is left out. Of a whole state rank r takes the inner optimizer's of rank r modulo the
 number of ranks that there were.
+
+Where parameters are cut, "shards" says which part of them this state is of: ranks here are those
+that hold the same.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ import torch
 
 from ..errors import InvalidArgumentError
 from ..outer import what_is_lost
+from .dtensors import at_home, local, packed
+from .shards import check_saved as check_shards
+from .shards import described
 from .state import bytes_of, check_saved, description, gather, tensor_of
 
 if TYPE_CHECKING:
@@ -32,6 +38,9 @@ def own_state(optimizer: Outer) -> dict[str, Any]:
     """What this rank makes alone."""
     comm, inner = optimizer._comm, optimizer.inner.state_dict()
     mine = description(optimizer)
+    parts = described(optimizer._parts())
+    if parts:
+        mine["shards"] = parts
     if "sotto" in inner:  # of an optimizer of sotto.torch
         mine["inner"] = inner["sotto"]
     if optimizer._outer is not None:
@@ -40,25 +49,32 @@ def own_state(optimizer: Outer) -> dict[str, Any]:
     return {**inner, "sotto": mine}
 
 
+def _numbered(optimizer: Outer) -> list[torch.Tensor]:
+    """All parameters, in the order in which torch's states number them."""
+    return [p for _, _, p in optimizer._named()]
+
+
 def gathered(optimizer: Outer, mine: dict[str, Any]) -> dict[str, Any]:
     """The states of all ranks, from that of this one. Collective."""
     saved = mine["sotto"]
     if saved["blob"] is None:
         return mine
     file = io.BytesIO()
-    torch.save({"state": mine["state"], "inner": saved.get("inner")}, file)
+    state = packed(mine["state"], _numbered(optimizer))
+    torch.save({"state": state, "inner": saved.get("inner")}, file)
     inners = gather(optimizer._comm, tensor_of(bytearray(file.getvalue())))
     blobs = gather(optimizer._comm, saved["blob"])
     whole = {**saved, "form": "whole", "rank": 0, "blob": blobs[0], "blobs": blobs}
-    return _with_inner({**mine, "sotto": {**whole, "inners": inners}}, 0)
+    return _with_inner(optimizer, {**mine, "sotto": {**whole, "inners": inners}}, 0)
 
 
-def _with_inner(state: Mapping[str, Any], rank: int) -> dict[str, Any]:
+def _with_inner(optimizer: Outer, state: Mapping[str, Any], rank: int) -> dict[str, Any]:
     """The state with the inner optimizer's of a rank."""
     saved = state["sotto"]
     inner = torch.load(io.BytesIO(bytes_of(saved["inners"][rank]).tobytes()), weights_only=True)
     more = {} if inner["inner"] is None else {"inner": inner["inner"]}
-    return {**state, "state": inner["state"], "sotto": {**saved, **more}}
+    own = at_home(inner["state"], _numbered(optimizer))
+    return {**state, "state": own, "sotto": {**saved, **more}}
 
 
 def load(optimizer: Outer, state: Mapping[str, Any]) -> None:
@@ -75,11 +91,12 @@ def load(optimizer: Outer, state: Mapping[str, Any]) -> None:
     optimizer._loaded = frozenset(saved["names"])
     try:
         check_saved(optimizer, saved)
+        check_shards(optimizer._parts(), saved.get("shards", {}))
         blob, source, lost = saved["blob"], saved.get("rank"), None
         if saved["form"] == "whole":
             source = comm.rank % saved["world_size"]
             blob = saved["blobs"][source]
-            state = _with_inner(state, source)
+            state = _with_inner(optimizer, state, source)
         if blob is not None:
             own = "its own state_dict(), or what gather_state() gives"
             lost = what_is_lost(saved["world_size"], source, comm, own)
@@ -101,6 +118,7 @@ def load(optimizer: Outer, state: Mapping[str, Any]) -> None:
 
 def _load_inner(optimizer: Outer, state: Mapping[str, Any]) -> None:
     inner = {key: value for key, value in state.items() if key != "sotto"}
+    inner["state"] = at_home(inner["state"], _numbered(optimizer))
     if "inner" in state["sotto"]:
         inner["sotto"] = state["sotto"]["inner"]
     optimizer.inner.load_state_dict(inner)
@@ -117,14 +135,14 @@ def _take(optimizer: Outer, blob: torch.Tensor | None, mode: str) -> None:
         return
     # Ranks may have loaded the parameters of their checkpoints, which differ; all of them start
     # from the same here, and then have those of the state.
-    params = [p for _, _, p in optimizer._registered()]
-    before = [p.detach().clone() for p in params]
+    params = [local(p).detach() for _, p in optimizer._parts()]
+    before = [p.clone() for p in params]
     try:
         for p in params:
-            p.detach().zero_()
+            p.zero_()
         optimizer._build().import_state(bytes_of(blob), mode)
     except BaseException:
         optimizer._drop()
         for p, values in zip(params, before):
-            p.detach().copy_(values)
+            p.copy_(values)
         raise

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
 from ..errors import InvalidStateError, UnsupportedError
 from .averagers import check_whole
+from .dtensors import local
 from .gradients import Tensor, check_param
 from .replaced import Replaced
 
@@ -63,9 +64,13 @@ class Parameters(torch.optim.Optimizer):
             raise InvalidStateError(
                 "no parameter of the optimizer requires a gradient: there is nothing to train"
             )
-        check_whole((name, p) for name, _, p in trained)
+        self._check_parts((name, p) for name, _, p in trained)
         check_params(trained)
         return trained
+
+    def _check_parts(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Errors: UnsupportedError (names a parameter of which this rank has not what it needs)."""
+        check_whole(named)
 
     def _note_untrained(self) -> None:
         known = {id(t.p) for t in self._tensors}
@@ -108,7 +113,7 @@ class Parameters(torch.optim.Optimizer):
 def check_params(trained: list[tuple[str, int, torch.Tensor]]) -> None:
     """Errors: UnsupportedError (a parameter that the library cannot work on: names it)."""
     for name, _, p in trained:
-        check_param(name, p)
+        check_param(name, local(p))
         if p.device != trained[0][2].device:
             raise UnsupportedError(
                 f'parameter "{name}" is on {p.device}, "{trained[0][0]}" on '

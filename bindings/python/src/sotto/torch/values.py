@@ -10,10 +10,17 @@ import torch
 from ..comm import Comm
 from ..errors import InvalidStateError, UnsupportedError
 from ..group import meet
+from .dtensors import is_dtensor, local
+from .shards import agree
 
 
-def _tensors_of(source: torch.nn.Module | Iterable[torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
-    """Names and tensors of a module (parameters and buffers) or of a list."""
+def _tensors_of(
+    source: torch.nn.Module | Iterable[torch.Tensor], comm: Comm
+) -> list[tuple[str, torch.Tensor]]:
+    """Names and tensors of a module (parameters and buffers) or of a list; of DTensors the shards.
+
+    Collective if there is a DTensor: ranks of the comm hold the same shards.
+    """
     if isinstance(source, torch.nn.Module):
         tensors = [*source.named_parameters(), *source.named_buffers()]
     else:
@@ -21,7 +28,9 @@ def _tensors_of(source: torch.nn.Module | Iterable[torch.Tensor]) -> list[tuple[
     for name, tensor in tensors:
         if tensor.device.type not in ("cpu", "cuda"):
             raise UnsupportedError(f"{name} is on {tensor.device}; allowed: cpu, cuda")
-    return tensors
+    if any(is_dtensor(tensor) for _, tensor in tensors):
+        agree(comm, tensors)
+    return [(name, local(tensor)) for name, tensor in tensors]
 
 
 def broadcast_parameters(
@@ -34,11 +43,13 @@ def broadcast_parameters(
 
     source: a module (its parameters and buffers), or tensors: any dtype, any strides, all in host
     memory or all on one CUDA device, of the same shapes in the same order on all ranks. Optimizers
-    need equal parameters at their first step. comm: None: as for the optimizers.
-    Errors: UnsupportedError (device), ProtocolError (ranks have other tensors).
+    need equal parameters at their first step. Of DTensors every rank gets the root's shard, which
+    has to be its own too: comm is of the ranks that hold the same. comm: None: as for the
+    optimizers.
+    Errors: UnsupportedError (device), ProtocolError (ranks have other tensors, or other shards).
     """
     comm = meet(comm)
-    tensors = [tensor for _, tensor in _tensors_of(source)]
+    tensors = [tensor for _, tensor in _tensors_of(source, comm)]
     flat = [tensor.detach().contiguous().view(-1) for tensor in tensors]
     comm.broadcast([values.view(torch.uint8) for values in flat], root).wait()
     for tensor, values in zip(tensors, flat):
@@ -55,7 +66,7 @@ def check_parameters(
     tensors that differ; UnsupportedError (device), ProtocolError (ranks have other tensors).
     """
     comm = meet(comm)
-    tensors = _tensors_of(source)
+    tensors = _tensors_of(source, comm)
     mine = torch.empty(len(tensors), dtype=torch.int64)
     for i, (_, tensor) in enumerate(tensors):
         values = tensor.detach().contiguous().view(-1).view(torch.uint8)
