@@ -59,6 +59,8 @@ libboost-context-dev | header boost/context/detail/fcontext.hpp
 python3-pytest     | python pytest
 python3-yaml       | python yaml
 dpkg-dev           | command dpkg-shlibdeps
+openmpi-bin        | command mpiexec.openmpi
+mpich              | command mpiexec.mpich
 python3-venv       | python ensurepip
 '
 

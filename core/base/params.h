@@ -11,6 +11,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/base/hierarchy.h"
 #include "core/base/status.h"
 #include "core/base/transports.h"
 

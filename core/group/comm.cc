@@ -29,6 +29,12 @@ nlohmann::ordered_json standing_json(const std::optional<RankStanding>& said, co
           {"ms_ago", (clock.now_ns() - said->at_ns) / 1'000'000}};
 }
 
+// Null: there is none, or some ranks are reached by another one.
+QueueTransport* native_link(const RootComm& root) {
+  const LinkTable& links = root.channel->links();
+  return links.all().size() == 1 ? links.all()[0].queue : nullptr;
+}
+
 uint64_t chain_of(const OpSignature& s, uint64_t before) {
   OpSignature plain = s;
   plain.chain = 0;
@@ -78,12 +84,14 @@ Comm::Comm(std::shared_ptr<RootComm> root, std::vector<int32_t> ranks, int32_t r
       rank_(rank),
       epoch_(epoch),
       numbering_{0, epoch} {
+  Result<Levels> wanted = levels(root_->hierarchy);
+  levels_ = wanted.ok() ? wanted.take() : flat_levels(size());
   root_->standing.add(epoch_, totals_);
 }
 
 Comm::~Comm() {
   if (totals_->in_flight.load(std::memory_order_acquire) > 0) (void)drain();
-  if (native_ != 0) engine().drive([&](Driver&) { native_link()->leave(epoch_); });
+  if (native_ != 0) engine().drive([&](Driver&) { native_link(*root_)->leave(epoch_); });
 }
 
 // ---- starting operations ----
@@ -123,7 +131,13 @@ Result<std::shared_ptr<PreparedPlan>> Comm::prepare(LogicalPlan logical,
   return PreparedPlan::make(std::move(plan), device);
 }
 
-Result<std::shared_ptr<PreparedPlan>> Comm::prepare(std::span<const Call> calls) {
+Result<std::shared_ptr<PreparedPlan>> Comm::prepare(std::span<Call> calls) {
+  for (Call& call : calls) {
+    call.request.segment_bytes = segment_bytes();
+    call.request.held = held_windows();
+    call.request.native = native();
+    call.request.levels = levels_.several() ? &levels_ : nullptr;
+  }
   const auto asks_for = [](const CollectiveRequest& request, const Call& call) {
     return request == call.request;
   };
@@ -161,11 +175,6 @@ Result<OpRef> Comm::start(Call call, const CallOptions& options) {
 
 Result<OpRef> Comm::start_group(std::span<Call> calls, const CallOptions& options) {
   SOTTO_TRY(failure());
-  for (Call& call : calls) {
-    call.request.segment_bytes = segment_bytes();
-    call.request.held = held_windows();
-    call.request.native = native();
-  }
   SOTTO_ASSIGN(std::shared_ptr<PreparedPlan> plan, prepare(calls));
   SOTTO_ASSIGN(std::unique_ptr<Run> run, plan->acquire());
   const Numbering before = numbering_;
@@ -347,6 +356,9 @@ Result<std::shared_ptr<Comm>> Comm::split(int32_t color, int32_t key) {
   const std::shared_ptr<Comm> made(
       new Comm(root_, std::move(ranks), my_rank, hash_values(values, epoch_)));
   SOTTO_TRY(made->join(OpKind::kCommSplit));
+  const Status levels = made->levels(root_->hierarchy).status();
+  if (!levels.ok() && my_rank == 0)
+    log(LogLevel::kWarn, "a comm of {} ranks has one level: {}", made->size(), levels.text());
   return made;
 }
 
@@ -374,16 +386,10 @@ std::vector<Comm::Part> Comm::parts() const {
   return all;
 }
 
-// Null: there is none, or some ranks are reached by another one.
-QueueTransport* Comm::native_link() const {
-  const LinkTable& links = root_->channel->links();
-  return links.all().size() == 1 ? links.all()[0].queue : nullptr;
-}
-
 // The transport's native collectives between these ranks; all of the root comm, in its order, have
 // them already.
 Status Comm::join(OpKind service) {
-  QueueTransport* const transport = native_link();
+  QueueTransport* const transport = native_link(*root_);
   const NativeCollectives native = transport == nullptr ? 0 : transport->caps().native;
   if (native == 0 || size() == 1) return ok_status();
   if (size() == root_->channel->control()->size() && std::ranges::is_sorted(*ranks_)) {
@@ -475,7 +481,12 @@ std::string Comm::report_json(const std::string& kind) const {
   const LinkTable& links = root_->channel->links();
   const bool routes = all || kind == "routes";
   const std::vector<int32_t> host_of = hosts();
-  if (routes) report["host"] = host_of[static_cast<size_t>(rank_)];
+  if (routes) {
+    report["host"] = host_of[static_cast<size_t>(rank_)];
+    report["hierarchy"] = hierarchy_name(levels_.kind);
+    const Status wanted = levels(root_->hierarchy).status();
+    if (!wanted.ok()) report["hierarchy_refused"] = wanted.text();
+  }
   nlohmann::ordered_json peers = nlohmann::ordered_json::array();
   for (int32_t r = 0; r < size(); ++r) {
     if (r == rank_) continue;

@@ -20,6 +20,7 @@
 #include "core/group/standing.h"
 #include "core/iface/rendezvous.h"
 #include "core/plan/collectives.h"
+#include "core/plan/levels.h"
 
 namespace sotto {
 
@@ -77,9 +78,10 @@ struct RootComm {
   Standing standing;
   std::shared_ptr<Channel> channel;
   std::string transport;
-  MessageSizes sizes;           // the segments agreed by all ranks
-  int64_t timeout_us = 0;       // negative: no limit
-  std::vector<uint64_t> hosts;  // by rank: host_number
+  MessageSizes sizes;                      // the segments agreed by all ranks
+  int64_t timeout_us = 0;                  // negative: no limit
+  std::vector<uint64_t> hosts;             // by rank: host_number
+  Hierarchy hierarchy = Hierarchy::kFlat;  // SOTTO_HIERARCHY, the same on all ranks
   ~RootComm();
 };
 
@@ -98,6 +100,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
   const HeldWindows& held_windows() const { return root_->sizes.held; }
   // By rank of this comm: the index of its host, from 0 in the order of the lowest rank of each.
   std::vector<int32_t> hosts() const;
+  // These ranks on their hosts; errors of make_levels.
+  Result<Levels> levels(Hierarchy kind) const { return make_levels(kind, hosts()); }
   // Those of the transport that are between the ranks of this comm.
   NativeCollectives native() const { return native_; }
   const std::shared_ptr<Context>& context() const { return root_->context; }
@@ -122,8 +126,9 @@ class Comm : public std::enable_shared_from_this<Comm> {
   Result<OpRef> start(Call call, const CallOptions& options);
   Result<OpRef> start_group(std::span<Call> calls, const CallOptions& options);
 
-  // The executable plan of calls, which are on one device, from a cache. Nothing is sent.
-  Result<std::shared_ptr<PreparedPlan>> prepare(std::span<const Call> calls);
+  // The executable plan of calls, which are on one device, from a cache. Nothing is sent. What
+  // requests have of the comm is filled in: sizes of messages, native collectives, levels.
+  Result<std::shared_ptr<PreparedPlan>> prepare(std::span<Call> calls);
   // Lowers any plan for this comm's links and a device.
   Result<std::shared_ptr<PreparedPlan>> prepare(LogicalPlan plan,
                                                 const std::shared_ptr<Device>& device) const;
@@ -183,7 +188,6 @@ class Comm : public std::enable_shared_from_this<Comm> {
                                   uint64_t color);
   std::vector<Part> parts() const;
   Status join(OpKind service);
-  QueueTransport* native_link() const;
   OpDescriptor next_descriptor(OpSignature signature, int32_t priority);
   OpDescriptor point_to_point_descriptor(const CollectiveRequest& request, OpSignature signature,
                                          int32_t priority);
@@ -197,6 +201,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
   uint64_t epoch_;
   std::shared_ptr<OpTotals> totals_ = std::make_shared<OpTotals>();
   NativeCollectives native_ = 0;
+  // Of collectives: the root comm's hierarchy; one level where hosts of a split are uneven.
+  Levels levels_;
 
   // Of the collectives so far; an operation that was refused is none.
   struct Numbering {

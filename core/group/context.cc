@@ -77,8 +77,9 @@ Result<UniqueId> Context::make_unique_id() {
     SOTTO_ASSIGN(name, auto_transport(Reach::kNetwork));
   }
   SOTTO_ASSIGN(Backend * backend_of_id, rendezvous(name));
-  SOTTO_ASSIGN(const UniqueId id,
-               engine_->drive([&](Driver&) { return backend_of_id->make_unique_id(); }));
+  SOTTO_ASSIGN(const UniqueId id, engine_->drive([&](Driver&) {
+    return backend_of_id->make_unique_id(Reach::kHost);
+  }));
   std::lock_guard lock(mutex_);
   made_here_.insert(id);
   return id;

@@ -9,6 +9,7 @@
 #include "core/group/comm.h"
 #include "core/group/hosts.h"
 #include "core/group/launcher.h"
+#include "core/group/process_manager.h"
 #include "core/iface/unique_id.h"
 
 namespace sotto {
@@ -16,14 +17,15 @@ namespace {
 
 // What ranks exchange before data connections are made.
 struct SetupRecord {
-  uint32_t version = 5;  // another one where ranks would cut or route messages differently
+  uint32_t version = 6;  // another one where ranks would cut or route messages differently
   uint32_t silence_limit_ms = 0;
   uint64_t segment_bytes = 0;  // 0: what suits the transport
   uint64_t place = 0;  // Backend::place of the transport inside a process; 0: stays with sockets
   char transport[16] = {};
-  uint64_t host = 0;     // host_number
-  uint64_t shares = 0;   // the same, where this rank may be linked inside its host; 0: it may not
-  UniqueId inside = {};  // rank 0: an id of the transport inside its process
+  uint64_t host = 0;       // host_number
+  uint64_t shares = 0;     // the same, where this rank may be linked inside its host; 0: it may not
+  uint64_t hierarchy = 0;  // Hierarchy
+  UniqueId inside = {};    // rank 0: an id of the transport inside its process
 };
 
 // Messages of other sizes would make plans that no memory holds.
@@ -38,6 +40,7 @@ struct RootSetup {
   bool alone = false;  // this rank is linked with others by `transport` only
   std::string transport;
   JoinRequest request;
+  std::optional<ManagerPlace> manager;  // through which ranks meet
   // By rank, once agreed, unless all have gone inside: where each is, and with whom it shares a
   // host; 0: with none.
   std::vector<uint64_t> places, shares;
@@ -49,6 +52,7 @@ struct Agreement {
   std::optional<UniqueId> inside;        // for ranks that are all in one place
   std::vector<uint64_t> places, shares;  // as in RootSetup
   std::vector<uint64_t> hosts;           // by rank
+  Hierarchy hierarchy = Hierarchy::kFlat;
 };
 
 Status check_rank(int32_t rank, int32_t size) {
@@ -59,28 +63,32 @@ Status check_rank(int32_t rank, int32_t size) {
   return ok_status();
 }
 
+// As the launcher says it.
+Status launched(Context& context, bool by_address, RootSetup& setup) {
+  SOTTO_ASSIGN(const LaunchInfo info, launch_info(context.params(), context.environment()));
+  JoinRequest& request = setup.request;
+  request.rank = info.rank;
+  request.size = info.size;
+  if (info.size == 1) return ok_status();
+  request.address = info.address;
+  if (!by_address || !info.address.empty()) return ok_status();
+  SOTTO_ASSIGN(MeetingPlace place, meeting_place(info, context.environment()));
+  request.address = place.address;
+  request.reach = place.reach;
+  setup.manager = std::move(place.manager);
+  return ok_status();
+}
+
 // This rank's place in the group and where the ranks find each other. A single rank needs no
 // address.
-Result<JoinRequest> who_and_where(Context& context, const CommConfig& config) {
-  JoinRequest request;
+Status who_and_where(Context& context, const CommConfig& config, RootSetup& setup) {
+  JoinRequest& request = setup.request;
   request.rank = config.rank;
   request.size = config.size;
   request.id = config.id;
   request.exchange = config.exchange;
   const bool by_address = !config.id && !config.exchange;
-  if (config.size == 0) {
-    SOTTO_ASSIGN(const LaunchInfo info, launch_info(context.params(), context.environment()));
-    request.rank = info.rank;
-    request.size = info.size;
-    if (info.size > 1) request.address = info.address;
-    if (info.size > 1 && by_address && info.address.empty()) {
-      return invalid_argument(
-          "the environment says {} ranks ({}), but no rendezvous is known: set "
-          "SOTTO_RENDEZVOUS=tcp://host:port (an address of rank 0), or MASTER_ADDR and MASTER_PORT",
-          info.size, info.source);
-    }
-    return request;
-  }
+  if (config.size == 0) return launched(context, by_address, setup);
   SOTTO_TRY(check_rank(config.rank, config.size));
   if (config.size > 1 && by_address) {
     request.address = context.params().rendezvous;
@@ -91,7 +99,7 @@ Result<JoinRequest> who_and_where(Context& context, const CommConfig& config) {
           config.rank, config.size);
     }
   }
-  return request;
+  return ok_status();
 }
 
 // Transport "auto": what reaches ranks anywhere, and better ones, if there are any, for those that
@@ -116,7 +124,7 @@ Status choose_transport(Context& context, RootSetup& setup) {
 
 Result<RootSetup> plan_setup(Context& context, const CommConfig& config) {
   RootSetup setup;
-  SOTTO_ASSIGN(setup.request, who_and_where(context, config));
+  SOTTO_TRY(who_and_where(context, config, setup));
   SOTTO_TRY(check_rank(setup.request.rank, setup.request.size));
   const bool by_params = config.transport.empty() || config.transport == kAutoTransport;
   setup.transport = by_params ? context.params().transport : config.transport;
@@ -139,9 +147,23 @@ Result<RootSetup> plan_setup(Context& context, const CommConfig& config) {
   }
   SOTTO_ASSIGN(setup.backend, context.rendezvous(setup.transport));
   if (setup.request.size == 1 && !setup.request.exchange) {
-    SOTTO_ASSIGN(setup.request.id, setup.backend->make_unique_id());
+    SOTTO_ASSIGN(setup.request.id, setup.backend->make_unique_id(Reach::kProcess));
   }
   return setup;
+}
+
+// Ranks that meet through their launcher's process manager do so by an id of rank 0.
+Status meet_by_manager(Engine& engine, RootSetup& setup) {
+  if (!setup.manager.has_value()) return ok_status();
+  const auto make = [&] {
+    return engine.drive(
+        [&](Driver&) { return setup.backend->make_unique_id(setup.request.reach); });
+  };
+  SOTTO_ASSIGN(setup.request.id,
+               meet(*setup.manager, setup.request.rank, make, setup.request.deadline));
+  if (setup.backend->knows(*setup.request.id)) return ok_status();
+  return invalid_argument("rank {}: transport \"{}\" cannot join the ranks of {} with rank 0's id",
+                          setup.request.rank, setup.transport, setup.manager->name);
 }
 
 Result<SetupRecord> own_record(const RootSetup& setup, const Params& params) {
@@ -149,13 +171,14 @@ Result<SetupRecord> own_record(const RootSetup& setup, const Params& params) {
   mine.segment_bytes = static_cast<uint64_t>(params.segment_bytes);
   mine.silence_limit_ms = static_cast<uint32_t>(params.silence_limit_ms);
   mine.host = host_number(params.host_id, host_name(), boot_id());
+  mine.hierarchy = static_cast<uint64_t>(*hierarchy_of(params.hierarchy));
   setup.transport.copy(mine.transport, sizeof mine.transport - 1);
   if (setup.alone) return mine;
   if (setup.on_host != nullptr) mine.shares = mine.host;
   if (setup.inside == nullptr) return mine;
   mine.place = setup.inside->place();
   if (setup.request.rank == 0) {
-    SOTTO_ASSIGN(mine.inside, setup.inside->make_unique_id());
+    SOTTO_ASSIGN(mine.inside, setup.inside->make_unique_id(Reach::kProcess));
   }
   return mine;
 }
@@ -166,7 +189,8 @@ void take_smallest(T& smallest, T named) {
   if (named != 0 && (smallest == 0 || named < smallest)) smallest = named;
 }
 
-// Versions must be equal; of the segment sizes that ranks name the smallest wins.
+// Versions, transports and hierarchies must be equal; of the segment sizes that ranks name the
+// smallest wins.
 Result<Agreement> agree(ControlPlane& control, const RootSetup& setup, const Params& params,
                         Driver& driver) {
   SOTTO_ASSIGN(const SetupRecord mine, own_record(setup, params));
@@ -192,6 +216,12 @@ Result<Agreement> agree(ControlPlane& control, const RootSetup& setup, const Par
       return error(Code::kProtocol, "rank {} wants transport \"{:.15}\", rank {} \"{}\"", r,
                    theirs.transport, control.rank(), setup.transport);
     }
+    if (theirs.hierarchy != mine.hierarchy) {
+      return error(Code::kProtocol,
+                   "rank {} has SOTTO_HIERARCHY={}, rank {} has {}; all need the same", r,
+                   hierarchy_name(static_cast<Hierarchy>(theirs.hierarchy)), control.rank(),
+                   params.hierarchy);
+    }
     if (theirs.segment_bytes != 0 &&
         (theirs.segment_bytes < kLeastSegment || theirs.segment_bytes > kMostSegment)) {
       return error(Code::kProtocol,
@@ -208,6 +238,8 @@ Result<Agreement> agree(ControlPlane& control, const RootSetup& setup, const Par
   const std::vector<uint64_t>& places = agreement.places;
   if (places[0] == 0 || std::ranges::count(places, places[0]) != std::ssize(places))
     agreement.inside.reset();
+  agreement.hierarchy = static_cast<Hierarchy>(mine.hierarchy);
+  SOTTO_TRY(make_levels(agreement.hierarchy, host_indices(agreement.hosts)).status());
   return agreement;
 }
 
@@ -240,6 +272,7 @@ Result<std::unique_ptr<ControlPlane>> rendezvous(Context& context, RootSetup& se
   control->set_silence_limit(agreement->silence_limit_ms);
   root.sizes.segment_bytes = agreement->segment_bytes;
   root.hosts = std::move(agreement->hosts);
+  root.hierarchy = agreement->hierarchy;
   if (agreement->inside) {
     const Status moved = move_inside(setup, *agreement->inside, control, driver);
     SOTTO_TRY(tell(*control, moved));
@@ -346,6 +379,7 @@ Result<std::shared_ptr<Comm>> Comm::create(const std::shared_ptr<Context>& conte
   SOTTO_ASSIGN(RootSetup setup, plan_setup(*context, config));
   Engine& engine = *context->engine();
   setup.request.deadline = Deadline::in_us(engine.clock(), root->timeout_us);
+  SOTTO_TRY(meet_by_manager(engine, setup));
   SOTTO_TRY(engine.drive([&](Driver& driver) -> Status {
     Result<std::unique_ptr<ControlPlane>> joined = rendezvous(*context, setup, *root, driver);
     if (config.id) context->note_use(*config.id, joined.ok());

@@ -1,52 +1,84 @@
 #include "core/group/launcher.h"
 
-#include <charconv>
-#include <optional>
+#include "core/group/pmi.h"
+#include "core/group/pmix.h"
+#include "core/group/slurm.h"
+#include "core/group/variables.h"
 
 namespace sotto {
 namespace {
 
-struct Launcher {
+struct Variables {
+  Launcher launcher;
   const char* rank;
   const char* size;
 };
-constexpr Launcher kLaunchers[] = {
-    {"SOTTO_RANK", "SOTTO_WORLD_SIZE"},                // sotto-run
-    {"RANK", "WORLD_SIZE"},                            // torchrun
-    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},  // Open MPI
-    {"PMI_RANK", "PMI_SIZE"},                          // MPICH
-    {"SLURM_PROCID", "SLURM_NTASKS"},                  // Slurm
+constexpr Variables kLaunchers[] = {
+    {Launcher::kSottoRun, "SOTTO_RANK", "SOTTO_WORLD_SIZE"},
+    {Launcher::kTorchrun, "RANK", "WORLD_SIZE"},
+    {Launcher::kOpenMpi, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+    {Launcher::kMpich, "PMI_RANK", "PMI_SIZE"},
+    {Launcher::kSlurm, "SLURM_PROCID", "SLURM_NTASKS"},
 };
 
 Result<int32_t> read_number(const char* name, const std::string& text, int32_t low, int32_t high) {
-  int32_t value = 0;
-  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (failed != std::errc() || end != text.data() + text.size() || value < low || value > high) {
-    return invalid_argument("environment variable {} is \"{}\"; allowed: a whole number {} to {}",
-                            name, text, low, high);
-  }
-  return value;
+  SOTTO_ASSIGN(const int64_t value, number_of(name, text, low, high));
+  return static_cast<int32_t>(value);
+}
+
+// By what the launcher says of the ranks on this machine.
+Reach reach_of(const LaunchInfo& info, const Environment& environment, const char* local_size) {
+  const bool all_here = environment.get(local_size) == std::to_string(info.size);
+  return all_here ? Reach::kHost : Reach::kNetwork;
+}
+
+// Managers live as long as the process, longer than any context and its clock.
+Result<MeetingPlace> by_pmi(const LaunchInfo& info, const Environment& environment) {
+  SOTTO_ASSIGN(const PmiServer server, pmi_server(environment));
+  MeetingPlace place;
+  place.reach = reach_of(info, environment, "MPI_LOCALNRANKS");
+  place.manager = {server.name, [server, rank = info.rank, size = info.size](Deadline deadline) {
+                     return open_pmi(server, rank, size, Clock::monotonic(), deadline);
+                   }};
+  return place;
+}
+
+Result<MeetingPlace> by_pmix(const LaunchInfo& info, const Environment& environment) {
+  SOTTO_ASSIGN(const std::string name, pmix::server_name(environment));
+  SOTTO_ASSIGN(const pmix::Api api, pmix::load());
+  MeetingPlace place;
+  place.reach = reach_of(info, environment, "OMPI_COMM_WORLD_LOCAL_SIZE");
+  place.manager = {name, [api, name, rank = info.rank, size = info.size](Deadline deadline) {
+                     return pmix::open(api, name, rank, size, Clock::monotonic(), deadline);
+                   }};
+  return place;
 }
 
 }  // namespace
 
 Result<LaunchInfo> launch_info(const Params& params, const Environment& environment) {
   LaunchInfo info;
-  for (const Launcher& launcher : kLaunchers) {
-    const std::optional<std::string> rank = environment.get(launcher.rank);
-    const std::optional<std::string> size = environment.get(launcher.size);
+  for (const Variables& variables : kLaunchers) {
+    const std::optional<std::string> rank = environment.get(variables.rank);
+    const std::optional<std::string> size = environment.get(variables.size);
     if (!rank.has_value() && !size.has_value()) continue;
     if (!rank.has_value() || !size.has_value()) {
       // Some systems set one of them for other purposes; only our own pair has to be complete.
-      if (&launcher != &kLaunchers[0]) continue;
+      if (variables.launcher != Launcher::kSottoRun) continue;
       return invalid_argument("environment variable {} is set, but {} is not",
-                              rank ? launcher.rank : launcher.size,
-                              rank ? launcher.size : launcher.rank);
+                              rank ? variables.rank : variables.size,
+                              rank ? variables.size : variables.rank);
     }
-    SOTTO_ASSIGN(info.size, read_number(launcher.size, *size, 1, 65535));
-    SOTTO_ASSIGN(info.rank, read_number(launcher.rank, *rank, 0, info.size - 1));
-    info.source = fmt::format("{}={}, {}={}", launcher.rank, *rank, launcher.size, *size);
+    SOTTO_ASSIGN(info.size, read_number(variables.size, *size, 1, 65535));
+    SOTTO_ASSIGN(info.rank, read_number(variables.rank, *rank, 0, info.size - 1));
+    info.launcher = variables.launcher;
+    info.source = fmt::format("{}={}, {}={}", variables.rank, *rank, variables.size, *size);
     break;
+  }
+  if (info.launcher == Launcher::kNone && environment.get("PMI_PORT").has_value()) {
+    return invalid_argument(
+        "PMI_PORT is set, but not PMI_RANK and PMI_SIZE: start ranks without mpiexec's -pmi-port, "
+        "or set SOTTO_RANK and SOTTO_WORLD_SIZE with SOTTO_RENDEZVOUS");
   }
   if (!params.rendezvous.empty()) {
     info.address = params.rendezvous;
@@ -61,6 +93,25 @@ Result<LaunchInfo> launch_info(const Params& params, const Environment& environm
                       : fmt::format("tcp://{}:{}", *host, number + 1);
   }
   return info;
+}
+
+Result<MeetingPlace> meeting_place(const LaunchInfo& info, const Environment& environment) {
+  switch (info.launcher) {
+    case Launcher::kOpenMpi: return by_pmix(info, environment);
+    case Launcher::kMpich: return by_pmi(info, environment);
+    case Launcher::kSlurm: {
+      SOTTO_ASSIGN(const SlurmPlace slurm, slurm_place(environment));
+      const Reach reach = slurm.several_hosts ? Reach::kNetwork : Reach::kHost;
+      return MeetingPlace{slurm.address, std::nullopt, reach};
+    }
+    case Launcher::kNone:
+    case Launcher::kSottoRun:
+    case Launcher::kTorchrun: break;
+  }
+  return invalid_argument(
+      "the environment says {} ranks ({}), but no rendezvous is known: set "
+      "SOTTO_RENDEZVOUS=tcp://host:port (an address of rank 0), or MASTER_ADDR and MASTER_PORT",
+      info.size, info.source);
 }
 
 }  // namespace sotto

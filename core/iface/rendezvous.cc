@@ -17,7 +17,7 @@ std::vector<int32_t> all_ranks(const ControlPlane& control) {
   return ranks;
 }
 
-Result<UniqueId> Backend::make_unique_id() { return no_rendezvous(*this); }
+Result<UniqueId> Backend::make_unique_id(Reach /*reach*/) { return no_rendezvous(*this); }
 
 bool Backend::knows(const UniqueId& /*id*/) const { return false; }
 

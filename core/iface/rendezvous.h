@@ -16,6 +16,7 @@
 
 #include "core/base/clock.h"
 #include "core/base/status.h"
+#include "core/base/transports.h"
 #include "core/iface/service.h"
 #include "core/iface/transport.h"
 
@@ -112,6 +113,9 @@ struct JoinRequest {
   std::optional<UniqueId> id;  // from make_unique_id of one rank
   std::string address;         // tcp://host:port of rank 0; used without an id
   ExchangeFn exchange;         // if set, used instead of both
+  // How far apart the launcher says ranks are. Reach::kNetwork: no rank listens on loopback alone,
+  // whatever an address means on its machine.
+  Reach reach = Reach::kHost;
   Deadline deadline;
 };
 
@@ -125,8 +129,8 @@ class Backend {
   // A transport whose comms have the rendezvous of another one leaves these three as they are: both
   // requests are UNSUPPORTED.
   //
-  // Makes an id and listens for the ranks that join with it.
-  virtual Result<UniqueId> make_unique_id();
+  // Makes an id and listens for the ranks that join with it, which are so far apart at most.
+  virtual Result<UniqueId> make_unique_id(Reach reach);
   // True if this backend can join with the id: one of its own kind; inproc: of this process.
   virtual bool knows(const UniqueId& id) const;
   // The rendezvous with the other ranks. Errors name ranks that are missing or came twice, and

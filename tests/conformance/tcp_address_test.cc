@@ -61,7 +61,7 @@ struct Forwarded {
         change(rank, o);
       });
       RankKit kit(which, rank, kSize);
-      if (rank == 0) id = check(kit.backend->make_unique_id());
+      if (rank == 0) id = check(kit.backend->make_unique_id(Reach::kHost));
       barrier.wait();
       kit.join(id);
       kit.connect();
@@ -103,7 +103,7 @@ TEST(TcpAddress, APortThatIsTakenIsNamedOnEveryRank) {
                         const auto which =
                             with([&](TcpOptions& o) { o.listen_port = port.number(); });
                         RankKit kit(which, rank, 3);
-                        if (rank == 0) id = check(kit.backend->make_unique_id());
+                        if (rank == 0) id = check(kit.backend->make_unique_id(Reach::kHost));
                         barrier.wait();
                         kit.join(id);
                         const auto connected = kit.connected(10'000'000);
@@ -123,7 +123,8 @@ TEST(TcpAddress, AnIdCarriesTheAdvertisedAddress) {
   TcpOptions options;
   options.advertise = "203.0.113.5:4000";
   const auto backend = check(make_tcp_backend(options));
-  const UniqueIdFields fields = check(decode_unique_id(check(backend->make_unique_id())));
+  const UniqueIdFields fields =
+      check(decode_unique_id(check(backend->make_unique_id(Reach::kHost))));
   EXPECT_EQ(fields.addresses, "203.0.113.5");
   EXPECT_NE(fields.port, 0);
   EXPECT_NE(fields.port, 4000) << "that port is forwarded to the data connections";
@@ -162,6 +163,47 @@ TEST(TcpAddress, ListensWhereTheRendezvousLeads) {
                         kit.finish();
                       }),
             "");
+}
+
+// The address of this machine that others reach, if it has one.
+std::string outer_address() {
+  const std::string all = check(tcp::listen_place("any")).published.front().to_string();
+  return all == "127.0.0.1" ? "" : all;
+}
+
+// A name that is loopback here may be another machine's own address there.
+TEST(TcpAddress, RanksOfSeveralHostsLeaveLoopback) {
+  const ReservedPort port;
+  const std::string address = fmt::format("tcp://127.0.0.1:{}", port.number());
+  for (const Reach reach : {Reach::kHost, Reach::kNetwork}) {
+    EXPECT_EQ(run_ranks(2,
+                        [&](int rank) {
+                          RankKit kit(with([](TcpOptions&) {}), rank, 2);
+                          JoinRequest request;
+                          request.address = address;
+                          request.reach = reach;
+                          check(join(kit, std::move(request), 45'000'000));
+                          kit.connect();
+                          const std::string route = kit.transport->route(1 - rank);
+                          const bool inside = route.find("127.0.0.1:") != std::string::npos;
+                          require(inside == (reach == Reach::kHost || outer_address().empty()),
+                                  route);
+                          kit.finish();
+                        }),
+              "");
+  }
+}
+
+TEST(TcpAddress, AnIdForSeveralHostsHasAllAddressesUnlessOneIsNamed) {
+  const auto addresses = [](const char* listen, Reach reach) {
+    TcpOptions options;
+    options.listen = listen;
+    const auto backend = check(make_tcp_backend(options));
+    return check(decode_unique_id(check(backend->make_unique_id(reach)))).addresses;
+  };
+  EXPECT_EQ(addresses("", Reach::kNetwork), addresses("any", Reach::kHost));
+  EXPECT_EQ(addresses("", Reach::kHost), "127.0.0.1");
+  EXPECT_EQ(addresses("127.0.0.1", Reach::kNetwork), "127.0.0.1");
 }
 
 TEST(TcpAddress, EveryAddressThatWasTriedIsNamed) {

@@ -94,7 +94,7 @@ TEST(Tcp, AnAddressThatNobodyListensAtIsNamed) {
 
 TEST(Tcp, AnAddressInUseIsNamed) {
   RankKit holder(plain(), 0, 2);
-  const UniqueId id = check(holder.backend->make_unique_id());
+  const UniqueId id = check(holder.backend->make_unique_id(Reach::kHost));
   const uint16_t port = check(decode_unique_id(id)).port;
   RankKit kit(plain(), 0, 2);
   const Status status = join_at(kit, fmt::format("tcp://127.0.0.1:{}", port), 300'000);
@@ -141,7 +141,7 @@ TEST(Tcp, TheIdMayBeMadeByAnyRank) {
   EXPECT_EQ(run_ranks(4,
                       [&](int rank) {
                         RankKit kit(plain(), rank, 4);
-                        if (rank == 2) id = check(kit.backend->make_unique_id());
+                        if (rank == 2) id = check(kit.backend->make_unique_id(Reach::kHost));
                         barrier.wait();
                         check(join_with(kit, id));
                         kit.connect();
@@ -154,7 +154,7 @@ TEST(Tcp, AnIdWhoseMakerIsGone) {
   UniqueId id;
   {
     RankKit maker(plain(), 0, 2);
-    id = check(maker.backend->make_unique_id());
+    id = check(maker.backend->make_unique_id(Reach::kHost));
   }
   RankKit kit(plain(), 1, 2);
   const Status status = join_with(kit, id);
@@ -168,7 +168,7 @@ TEST(Tcp, AnotherTokenIsTurnedAwayAndTheGroupForms) {
   EXPECT_EQ(run_ranks(3,
                       [&](int rank) {
                         RankKit kit(plain(), std::min(rank, 1), 2);
-                        if (rank == 0) id = check(kit.backend->make_unique_id());
+                        if (rank == 0) id = check(kit.backend->make_unique_id(Reach::kHost));
                         barrier.wait();
                         if (rank != 2) {
                           if (rank == 1) turned_away.wait();
@@ -192,7 +192,7 @@ TEST(Tcp, WhoComesLateIsToldSo) {
   EXPECT_EQ(run_ranks(3,
                       [&](int rank) {
                         RankKit kit(plain(), std::min(rank, 1), 2);
-                        if (rank == 0) id = check(kit.backend->make_unique_id());
+                        if (rank == 0) id = check(kit.backend->make_unique_id(Reach::kHost));
                         barrier.wait();
                         if (rank < 2) check(join_with(kit, id));
                         barrier.wait();
@@ -266,7 +266,7 @@ TEST(Tcp, ARankOfAnotherVersionIsNamedByThoseWhoWaitForIt) {
   EXPECT_EQ(run_ranks(3,
                       [&](int rank) {
                         RankKit kit(plain(), rank, 3);
-                        if (rank == 0) id = check(kit.backend->make_unique_id());
+                        if (rank == 0) id = check(kit.backend->make_unique_id(Reach::kHost));
                         barrier.wait();
                         if (rank == 2) {
                           join_as_version_2(check(decode_unique_id(id)).port);
@@ -289,7 +289,7 @@ TEST(Tcp, UnknownPeersDoNoHarm) {
                         RankKit kit(plain(), rank, 2);
                         std::vector<int> unknown_peers;
                         if (rank == 0) {
-                          id = check(kit.backend->make_unique_id());
+                          id = check(kit.backend->make_unique_id(Reach::kHost));
                           const uint16_t port = check(decode_unique_id(id)).port;
                           const std::string text = "GET / HTTP/1.0\r\n\r\n" + std::string(200, 'x');
                           for (int i = 0; i < 20; ++i) {

@@ -312,7 +312,7 @@ TEST(TcpUnknownPeers, AfterTheSetUpTheGroupGoesOn) {
                           return;
                         }
                         RankKit kit(plain(), rank, 2);
-                        if (rank == 0) id = check(kit.backend->make_unique_id());
+                        if (rank == 0) id = check(kit.backend->make_unique_id(Reach::kHost));
                         barrier.wait();
                         check(join_with(kit, id));
                         kit.connect();

@@ -1,9 +1,10 @@
-// Ranks as processes know which of them share a host.
+// Ranks as processes know which of them share a host, and collectives have levels by it.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 
 #include "core/cpu/cpu_device.h"
+#include "tests/support/calls.h"
 #include "tests/support/core_ranks.h"
 #include "tests/support/kill_campaign.h"
 #include "tests/support/processes.h"
@@ -21,12 +22,13 @@ std::string text_of(const Comm& comm) {
   return text;
 }
 
-// argument: path of the id, and SOTTO_HOST_ID of each rank.
-SOTTO_RANK_MAIN(hosts) {
+// argument: path of the id, SOTTO_HOST_ID of each rank, SOTTO_HIERARCHY. A bad variable is said.
+std::shared_ptr<Comm> create(const ProcessRank& self) {
   const auto task = nlohmann::json::parse(self.argument);
-  const std::string path = task["id"];
+  const std::string path = task["id"], hierarchy = task["hierarchy"];
   const std::string host_id = task["hosts"][static_cast<size_t>(self.rank)];
   if (!host_id.empty()) ::setenv("SOTTO_HOST_ID", host_id.c_str(), 1);
+  ::setenv("SOTTO_HIERARCHY", hierarchy.c_str(), 1);
   ContextOptions options;
   options.environment = process_environment();
   ParamReader reader(options.environment);
@@ -34,7 +36,7 @@ SOTTO_RANK_MAIN(hosts) {
   options.backends = standard_backends(reader.read<tcp::Params>());
   if (!reader.status().ok()) {
     self.say(reader.status().text());
-    return 0;
+    return nullptr;
   }
   options.device = std::make_shared<CpuDevice>(1, SimdLevel::kAuto);
   const auto context = std::make_shared<Context>(std::move(options));
@@ -46,10 +48,15 @@ SOTTO_RANK_MAIN(hosts) {
     id = check(context->make_unique_id());
     publish(path, id.data(), id.size());
   } else if (!await_published(path, id.data(), id.size(), 60'000)) {
-    return 1;
+    return nullptr;
   }
   config.id = id;
-  const std::shared_ptr<Comm> comm = check(Comm::create(context, config));
+  return check(Comm::create(context, config));
+}
+
+SOTTO_RANK_MAIN(hosts) {
+  const std::shared_ptr<Comm> comm = create(self);
+  if (comm == nullptr) return 0;
   self.say(text_of(*comm));
   // The other way round, without rank 0.
   const std::shared_ptr<Comm> part = check(comm->split(self.rank == 0 ? -1 : 0, -self.rank));
@@ -58,8 +65,31 @@ SOTTO_RANK_MAIN(hosts) {
   return 0;
 }
 
-std::string task_of(const TempDir& folder, const std::vector<std::string>& hosts) {
-  return nlohmann::json{{"id", folder.path() + "/id"}, {"hosts", hosts}}.dump();
+// An all-reduce, and what it has sent to each peer, by which transport.
+SOTTO_RANK_MAIN(levels) {
+  const std::shared_ptr<Comm> comm = create(self);
+  if (comm == nullptr) return 1;
+  std::vector<float> data(64'000, static_cast<float>(1 << self.rank));
+  check(all_reduce(comm, data));
+  const auto all = static_cast<float>((1 << self.size) - 1);
+  std::string text = data == std::vector<float>(data.size(), all) ? "right" : "wrong";
+  const auto routes = nlohmann::json::parse(comm->report_json("routes"));
+  const auto counters = nlohmann::json::parse(comm->report_json("counters"));
+  text += " " + routes["hierarchy"].get<std::string>();
+  for (size_t i = 0; i < routes["peers"].size(); ++i) {
+    text +=
+        fmt::format(", {} {} bytes", routes["peers"][i]["route"].get<std::string>().substr(0, 3),
+                    counters["peers"][i]["payload_bytes_sent"].get<uint64_t>());
+  }
+  self.say(text);
+  check(comm->barrier());
+  return 0;
+}
+
+std::string task_of(const TempDir& folder, const std::vector<std::string>& hosts,
+                    const std::string& hierarchy = "flat") {
+  return nlohmann::json{{"id", folder.path() + "/id"}, {"hosts", hosts}, {"hierarchy", hierarchy}}
+      .dump();
 }
 
 TEST(Hosts, ProcessesOfOneMachineShareAHost) {
@@ -82,6 +112,21 @@ TEST(Hosts, TheyAreWhatTheRanksSayAndSplitsInheritThem) {
   EXPECT_EQ(ranks.message(1), "0 1 2 report 2: 0 1");
   EXPECT_EQ(ranks.message(2), "0 1 2 report 1: 0 2");
   EXPECT_EQ(ranks.message(3), "0 1 2 report 0: 1 2");
+  ranks.wait_all();
+  EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
+}
+
+// Shared memory inside hosts, sockets between them: a rank sends its host mate half of the values
+// twice, and half of its shard twice to the rank of the other host that has the same one.
+TEST(Hosts, SharedMemoryInsideAndSocketsBetween) {
+  const TempDir folder;
+  Processes ranks("levels", 4, {.argument = task_of(folder, {"a", "b", "a", "b"}, "sharded")});
+  const char* const expected[] = {"tcp 128000 bytes, shm 256000 bytes, tcp 0 bytes",
+                                  "tcp 128000 bytes, tcp 0 bytes, shm 256000 bytes",
+                                  "shm 256000 bytes, tcp 0 bytes, tcp 128000 bytes",
+                                  "tcp 0 bytes, shm 256000 bytes, tcp 128000 bytes"};
+  for (int rank = 0; rank < 4; ++rank)
+    EXPECT_EQ(ranks.message(rank), std::string("right sharded, ") + expected[rank]);
   ranks.wait_all();
   EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
 }

@@ -38,7 +38,7 @@ TransportCase tcp_case() {
 UniqueId share_id(RankKit& kit, const std::string& path) {
   UniqueId id{};
   if (kit.rank == 0) {
-    id = check(kit.backend->make_unique_id());
+    id = check(kit.backend->make_unique_id(Reach::kHost));
     publish(path, id.data(), id.size());
   } else {
     require(await_published(path, id.data(), id.size(), 30'000), "rank 0's id");

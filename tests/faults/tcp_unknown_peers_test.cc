@@ -135,7 +135,7 @@ SOTTO_RANK_MAIN(unknown_peers_late) {
   RankKit kit(tcp_case(0), self.rank, self.size);
   UniqueId id{};
   if (self.rank == 0) {
-    id = check(kit.backend->make_unique_id());
+    id = check(kit.backend->make_unique_id(Reach::kHost));
     self.say(fmt::format("{}", check(decode_unique_id(id)).port));
   }
   JoinRequest request;

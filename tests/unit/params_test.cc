@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/text.h"
+#include "tests/support/variables.h"
 #include "transports/nccl/params.h"
 #include "transports/shm/params.h"
 #include "transports/tcp/params.h"
@@ -14,24 +15,10 @@
 namespace sotto {
 namespace {
 
+using test::environment_of;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
-
-Environment environment_of(std::map<std::string, std::string> variables) {
-  Environment environment;
-  environment.get = [variables](const std::string& name) -> std::optional<std::string> {
-    const auto it = variables.find(name);
-    if (it == variables.end()) return std::nullopt;
-    return it->second;
-  };
-  environment.names = [variables] {
-    std::vector<std::string> names;
-    for (const auto& [name, value] : variables) names.push_back(name);
-    return names;
-  };
-  return environment;
-}
 
 // All lists, as a context reads them.
 struct Read {
@@ -73,6 +60,7 @@ TEST(Params, DefaultsOfAnEmptyEnvironment) {
   EXPECT_EQ(p.common.local_rank, -1);
   EXPECT_EQ(p.common.local_size, 0);
   EXPECT_EQ(p.common.host_id, "");
+  EXPECT_EQ(p.common.hierarchy, "flat");
   EXPECT_EQ(p.common.heartbeat_ms, 1000);
   EXPECT_EQ(p.common.silence_limit_ms, 0);
   EXPECT_EQ(p.tcp.tcp_user_timeout_ms, 0);
@@ -106,6 +94,7 @@ TEST(Params, EveryVariableReachesItsField) {
                        {"SOTTO_LOCAL_RANK", "1"},
                        {"SOTTO_LOCAL_SIZE", "2"},
                        {"SOTTO_HOST_ID", "rack 1, node 7"},
+                       {"SOTTO_HIERARCHY", "leader"},
                        {"SOTTO_HEARTBEAT_MS", "250"},
                        {"SOTTO_SILENCE_LIMIT_MS", "500"},
                        {"SOTTO_TCP_USER_TIMEOUT_MS", "4000"},
@@ -138,6 +127,7 @@ TEST(Params, EveryVariableReachesItsField) {
   EXPECT_EQ(p.common.local_size, 2);
   EXPECT_EQ(p.shm.shm_ring_bytes, 65536);
   EXPECT_EQ(p.common.host_id, "rack 1, node 7");
+  EXPECT_EQ(p.common.hierarchy, "leader");
   EXPECT_EQ(p.common.heartbeat_ms, 250);
   EXPECT_EQ(p.common.silence_limit_ms, 500);
   EXPECT_EQ(p.tcp.tcp_user_timeout_ms, 4000);
@@ -151,7 +141,7 @@ TEST(Params, EveryVariableReachesItsField) {
   EXPECT_EQ(p.tcp.congestion_control, "bbr");
   EXPECT_EQ(p.nccl.nccl_library, "/lib/libnccl.so.2");
   EXPECT_EQ(p.nccl.nccl_native, "all");
-  EXPECT_EQ(p.from_env().size(), 30u);
+  EXPECT_EQ(p.from_env().size(), 31u);
 }
 
 TEST(Params, EmptyValueCountsAsUnset) {
@@ -207,6 +197,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadValue{"SOTTO_CONNECTIONS", "0", "a whole number from 1 to 64"},
         BadValue{"SOTTO_NCCL_NATIVE", "some", "one of off|exact|all"},
         BadValue{"SOTTO_LISTEN", "eth0\n", "printable ASCII text"},
+        BadValue{"SOTTO_HIERARCHY", "shard", "one of flat|sharded|leader|auto"},
         BadValue{"SOTTO_HOST_ID", "node\t7", "printable ASCII text"},
         BadValue{"SOTTO_LISTEN_PORT", "65536", "a whole number from 0 to 65535"},
         BadValue{"SOTTO_ADVERTISE", "10.0.0.1\t", "printable ASCII text"}));
@@ -236,7 +227,7 @@ TEST(Params, NamesAreThoseOfTheListsThatWereRead) {
   reader.read<Params>();
   EXPECT_THAT(reader.warnings(), testing::SizeIs(1));
   const auto before = nlohmann::json::parse(reader.to_json());
-  EXPECT_EQ(before.size(), 21u);
+  EXPECT_EQ(before.size(), 22u);
   EXPECT_EQ(reader.read<tcp::Params>().connections, 4);
   EXPECT_THAT(reader.warnings(), IsEmpty());
   const auto after = nlohmann::json::parse(reader.to_json());
@@ -256,7 +247,7 @@ TEST(Params, ListingIsJsonWithSourceAndEscapes) {
   const Read p = read({{"SOTTO_LISTEN", "a\"b\\c"}, {"SOTTO_RATE_LIMIT_MBIT", "0.5"}});
   ASSERT_TRUE(p.reader.status().ok()) << p.reader.status().text();
   const auto json = nlohmann::json::parse(p.reader.to_json());
-  ASSERT_EQ(json.size(), 33u);
+  ASSERT_EQ(json.size(), 34u);
   std::map<std::string, nlohmann::json> rows;
   for (const auto& row : json) rows[row["name"]] = row;
   EXPECT_EQ(rows["SOTTO_LISTEN"]["value"], "a\"b\\c");

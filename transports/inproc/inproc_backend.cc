@@ -33,7 +33,7 @@ class InprocBackend final : public Backend {
 
   const char* name() const override { return "inproc"; }
   Poller& poller() override { return *mailbox_; }
-  Result<UniqueId> make_unique_id() override;
+  Result<UniqueId> make_unique_id(Reach reach) override;
   bool knows(const UniqueId& id) const override;
   Result<std::unique_ptr<ControlPlane>> join(const JoinRequest& request, Driver& driver) override;
   uint64_t place() const override { return process_token(); }
@@ -60,7 +60,7 @@ Status check_place(const JoinRequest& request) {
   return ok_status();
 }
 
-Result<UniqueId> InprocBackend::make_unique_id() {
+Result<UniqueId> InprocBackend::make_unique_id(Reach /*reach*/) {
   std::erase_if(made_, [](const auto& hub) { return hub->all_here(); });
   if (made_.size() >= kKeptHubs) {
     const auto stale =

@@ -31,7 +31,8 @@ class TcpBackend final : public Backend {
   const char* name() const override { return "tcp"; }
   Poller& poller() override { return *reactor_; }
 
-  Result<UniqueId> make_unique_id() override {
+  Result<UniqueId> make_unique_id(Reach reach) override {
+    if (reach == Reach::kNetwork) SOTTO_TRY(leave_loopback());
     UniqueIdFields fields;
     fields.kind = IdKind::kTcp;
     fields.token = random_token();
@@ -97,7 +98,7 @@ class TcpBackend final : public Backend {
     own.pid = static_cast<uint32_t>(::getpid());
     own.host = host_name();
     if (request.exchange) return rendezvous_by_exchange(request, own, driver);
-    if (request.id) return rendezvous_by_id(*request.id, own, driver, request.deadline);
+    if (request.id) return rendezvous_by_id(*request.id, own, driver, request);
     if (!request.address.empty()) return rendezvous_at_address(request, own, driver);
     return invalid_argument(
         "rank {}: nothing says where the ranks meet: no unique id, no rendezvous address",
@@ -105,7 +106,7 @@ class TcpBackend final : public Backend {
   }
 
   Result<Membership> rendezvous_by_id(const UniqueId& id, wire::Join own, Driver& driver,
-                                      Deadline deadline) {
+                                      const JoinRequest& request) {
     SOTTO_ASSIGN(const UniqueIdFields fields, decode_unique_id(id));
     if (fields.kind != IdKind::kTcp)
       return invalid_argument("the unique id was not made by the tcp backend");
@@ -113,7 +114,7 @@ class TcpBackend final : public Backend {
     if (const auto made_here = servers_.find(fields.token); made_here != servers_.end()) {
       auto server = std::move(made_here->second);
       servers_.erase(made_here);
-      return RendezvousServer::run(std::move(server), own, driver, deadline);
+      return RendezvousServer::run(std::move(server), own, driver, request.deadline);
     }
     std::vector<Endpoint> endpoints;
     for (size_t at = 0; at < fields.addresses.size();) {
@@ -123,27 +124,36 @@ class TcpBackend final : public Backend {
       if (!failed) endpoints.emplace_back(address, fields.port);
       at = end + 1;
     }
-    choose_place(endpoints);
     if (endpoints.empty())
       return invalid_argument("the unique id has no address: \"{}\"", fields.addresses);
-    return join_rendezvous(*reactor_, std::move(endpoints), false, own, driver, deadline);
+    SOTTO_TRY(choose_place(endpoints, request.reach));
+    return join_rendezvous(*reactor_, std::move(endpoints), false, own, driver, request.deadline);
   }
 
   Result<Membership> rendezvous_at_address(const JoinRequest& request, const wire::Join& own,
                                            Driver& driver) {
     SOTTO_ASSIGN(std::vector<Endpoint> endpoints, resolve_url(request.address, *reactor_));
     if (own.rank != 0) {
-      choose_place(endpoints);
+      SOTTO_TRY(choose_place(endpoints, request.reach));
       return join_rendezvous(*reactor_, std::move(endpoints), true, own, driver, request.deadline);
     }
-    SOTTO_ASSIGN(const Endpoint at, rendezvous_endpoint(request.address, endpoints));
+    SOTTO_ASSIGN(const Endpoint at, rendezvous_endpoint(request, endpoints));
     SOTTO_ASSIGN(auto server, RendezvousServer::open(*reactor_, 0, at));
     return RendezvousServer::run(std::move(server), own, driver, request.deadline);
   }
 
   // Without a setting a rank listens at its address on the route to the rendezvous.
-  void choose_place(const std::vector<Endpoint>& endpoints) {
-    if (options_.listen.empty()) move_to(place_towards(endpoints));
+  Status choose_place(const std::vector<Endpoint>& endpoints, Reach reach) {
+    if (!options_.listen.empty()) return ok_status();
+    move_to(place_towards(endpoints));
+    return reach == Reach::kNetwork ? leave_loopback() : ok_status();
+  }
+  // Ranks on other hosts do not reach loopback, which is this machine's own name on some systems.
+  Status leave_loopback() {
+    if (!options_.listen.empty() || !place_.bind.is_loopback()) return ok_status();
+    SOTTO_ASSIGN(ListenPlace any, listen_place("any"));
+    move_to(std::move(any));
+    return ok_status();
   }
   void move_to(ListenPlace place) {
     if (!options_.advertise.empty()) place.published = place_.published;
@@ -153,16 +163,20 @@ class TcpBackend final : public Backend {
   }
 
   // Where rank 0 listens: at the rendezvous address, which is one of this machine.
-  Result<Endpoint> rendezvous_endpoint(const std::string& url, const std::vector<Endpoint>& found) {
+  Result<Endpoint> rendezvous_endpoint(const JoinRequest& request,
+                                       const std::vector<Endpoint>& found) {
     const Endpoint& at = found.front();
-    if (options_.listen == "any") return Endpoint(place_.bind, at.port());
+    const bool elsewhere = at.address().is_loopback() && request.reach == Reach::kNetwork;
+    if (elsewhere) SOTTO_TRY(leave_loopback());
+    if (options_.listen == "any" || (elsewhere && options_.listen.empty()))
+      return Endpoint(place_.bind, at.port());
     if (at.address().is_loopback() || !options_.listen.empty()) return at;
     if (!is_own_address(at.address())) {
       return invalid_argument(
           "rank 0 listens at the rendezvous address, but {} is {}, which this machine does not "
           "have ({}); name one that it has, or set SOTTO_LISTEN to any where something forwards to "
           "it",
-          url, endpoint_text(at), interface_list());
+          request.address, endpoint_text(at), interface_list());
     }
     move_to({at.address(), {at.address()}, 0, 0});
     return at;
@@ -173,13 +187,13 @@ class TcpBackend final : public Backend {
                                             Driver& driver) {
     UniqueId mine{};
     if (own.rank == 0) {
-      SOTTO_ASSIGN(mine, make_unique_id());
+      SOTTO_ASSIGN(mine, make_unique_id(request.reach));
     }
     std::vector<UniqueId> all(static_cast<size_t>(own.size));
     if (Status status = request.exchange(mine.data(), sizeof mine, all.data()); !status.ok()) {
       return status.with_prefix(fmt::format("rank {}: the caller's all-gather", own.rank));
     }
-    return rendezvous_by_id(all[0], own, driver, request.deadline);
+    return rendezvous_by_id(all[0], own, driver, request);
   }
 
   TcpOptions options_;

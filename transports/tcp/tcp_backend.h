@@ -14,7 +14,8 @@ namespace sotto {
 struct TcpOptions {
   // Where to accept connections: "any", an address, or the name of an interface. Empty: the address
   // of this machine on the route to the rendezvous, which is loopback if all ranks are on one
-  // machine. A unique id that is made here without it is for this machine alone.
+  // machine, and all addresses in its place if the launcher says that they are on several. A unique
+  // id that is made here without it is for this machine alone, unless Reach::kNetwork is asked for.
   std::string listen = {};
   // Port of data connections; 0: any. With a fixed port a process can make one comm at a time.
   uint16_t listen_port = 0;

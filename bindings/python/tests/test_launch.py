@@ -73,8 +73,26 @@ def test_without_a_place_to_meet_it_says_so():
     text, _ = start(
         "import sotto; sotto.init_process_group()", RANK="0", WORLD_SIZE="2"
     ).communicate(timeout=100)
+    assert "2 ranks (RANK=0, WORLD_SIZE=2), but no rendezvous is known" in text
+    assert "MASTER_ADDR" in text
+    text, _ = start("import sotto; sotto.init_process_group(rank=0, world_size=2)").communicate(
+        timeout=100
+    )
     assert "it is not known where the ranks meet" in text
     assert "MASTER_ADDR" in text
+
+
+def test_the_library_looks_for_the_place_of_its_launchers():
+    for variables, missing in (
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "neither PMI_FD nor PMI_PORT"),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, "not SLURM_STEP_NODELIST"),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, "not PMIX_NAMESPACE"),
+    ):
+        for arguments in ("", "'env://'"):
+            text, _ = start(
+                f"import sotto; sotto.init_process_group({arguments})", **variables
+            ).communicate(timeout=100)
+            assert missing in text
 
 
 @pytest.mark.parametrize(

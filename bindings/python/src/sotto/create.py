@@ -152,13 +152,17 @@ def create_comm(
         raise InvalidArgumentError(
             f"init_method is {init_method!r}; allowed: 'tcp://HOST:PORT', 'env://' or None"
         )
+    # The library itself finds where the ranks of its launchers meet.
+    launched = rank is None and world_size is None and ways in ([], ["env://"])
     rank, world_size = _resolve(rank, world_size)
     lib = library()
-    config = abi.CommConfig(rank=rank, size=world_size, timeout_us=microseconds(timeout))
+    config = abi.CommConfig(timeout_us=microseconds(timeout))
+    if not launched:
+        config.rank, config.size = rank, world_size
     if transport is not None:
         config.transport = transport.encode()
     address = None
-    if world_size > 1 and (not ways or init_method is not None):
+    if not launched and world_size > 1 and (not ways or init_method is not None):
         address = rendezvous(os.environ) if init_method in (None, "env://") else init_method
         if address is None:
             raise InvalidArgumentError(

@@ -39,7 +39,8 @@ def init_process_group(
     Else what is missing comes from the environment: rank and world_size from SOTTO_RANK and
     SOTTO_WORLD_SIZE (sotto-run), or torchrun's, Open MPI's, MPICH's or Slurm's variables; the place
     to meet from SOTTO_RENDEZVOUS, or MASTER_ADDR and MASTER_PORT (one port higher, which has to be
-    free on rank 0). init_method="env://": the environment alone.
+    free on rank 0), or, where rank and world_size are not given either, the launcher itself: Open
+    MPI, MPICH or Slurm. init_method="env://": the environment alone.
 
     init_method: "tcp://HOST:PORT", an address of rank 0, which listens there; "env://" or None: the
                  environment's. unique_id, all_gather: in place of it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -83,10 +84,21 @@ def _by_torch(environ: Mapping[str, str]) -> bool:
     return all(name in environ for name in names) and "SOTTO_RANK" not in environ
 
 
+def _host_of_rank_0(comm: Comm) -> str:
+    """The name of its machine."""
+    name = torch.zeros(256, dtype=torch.uint8)
+    if comm.rank == 0:
+        text = socket.gethostname().encode()
+        name[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+    comm.broadcast(name).wait()
+    return bytes(name.tolist()).rstrip(b"\0").decode()
+
+
 def _store_of(comm: Comm, timeout: timedelta) -> Any:
     """A store on rank 0, where the ranks of a comm can reach it."""
     place = os.environ.get("SOTTO_RENDEZVOUS", "").removeprefix("tcp://")
-    host = os.environ.get("MASTER_ADDR") or place.rpartition(":")[0].strip("[]") or "127.0.0.1"
+    host = os.environ.get("MASTER_ADDR") or place.rpartition(":")[0].strip("[]")
+    host = host or ("127.0.0.1" if comm.size == 1 else _host_of_rank_0(comm))
     port = torch.zeros(1, dtype=torch.int64)
     store: Any = None
     make: Any = dist.TCPStore  # type: ignore[attr-defined]
