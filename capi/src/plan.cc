@@ -252,9 +252,6 @@ Result<Request> parse(const Comm& comm, std::string_view text) {
   r.is_send = kKinds[kind] == "send";
   r.rank = comm.rank();
   r.size = comm.size();
-  r.segment_bytes = comm.segment_bytes();
-  r.held = comm.held_windows();
-  r.native = comm.native();
   SOTTO_ASSIGN(r.root, take_rank(json, "root", comm.size(), 0));
   SOTTO_ASSIGN(r.peer, take_rank(json, "peer", comm.size(), -1));
   if (r.kind == OpKind::kSendRecv && (r.peer < 0 || r.peer == comm.rank())) {

@@ -40,7 +40,7 @@ std::string_view sparse_average_name(SparseAverage average) {
   return average == SparseAverage::kRanks ? "ranks" : "contributors";
 }
 
-std::array<uint64_t, 15> CodecSettings::terms() const {
+std::array<uint64_t, 16> CodecSettings::terms() const {
   return {static_cast<uint64_t>(kind),
           chunk_align,
           static_cast<uint64_t>(granularity),
@@ -55,7 +55,8 @@ std::array<uint64_t, 15> CodecSettings::terms() const {
           static_cast<uint64_t>(sparse.index),
           static_cast<uint64_t>(sparse.average),
           std::bit_cast<uint64_t>(sparse.error_decay),
-          sparse.dense_below};
+          sparse.dense_below,
+          static_cast<uint64_t>(hierarchy)};
 }
 
 }  // namespace sotto

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <string_view>
 
+#include "core/base/hierarchy.h"
 #include "core/base/host_device.h"
 #include "core/base/sparse.h"
 
@@ -99,6 +100,8 @@ struct CodecSettings {
   // Codecs with scales, mode compat: padding is data, has error feedback and counts in the scales.
   bool compat = false;
   SparseSettings sparse;  // of sparse codecs
+  // Not of sparse codecs, nor of mode compat.
+  Hierarchy hierarchy = Hierarchy::kFlat;
 
   const CodecRow& row() const { return codec_row(kind); }
   PayloadUnit unit() const { return payload_unit(kind, block); }
@@ -110,7 +113,7 @@ struct CodecSettings {
     return 8.0 * payload.bytes / payload.elements;
   }
   // What decides about bytes and results, for hashes that ranks compare.
-  std::array<uint64_t, 15> terms() const;
+  std::array<uint64_t, 16> terms() const;
   // Servers add up and encode again, with error feedback of their own.
   bool server_residual() const { return residual && !row().sparse; }
 };

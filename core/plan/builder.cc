@@ -156,7 +156,7 @@ Status PlanBuilder::within(std::span<const RankGroup> groups, int32_t me,
   next_round_ = first;
   for (const RankGroup& group : groups) {
     if (!counted.insert(group.size()).second) continue;
-    SOTTO_ASSIGN(const uint32_t theirs, end_of_rounds(group, emit));
+    SOTTO_ASSIGN(const uint32_t theirs, end_of_rounds([&] { return emit_for(group, 0, emit); }));
     end = std::max(end, theirs);
   }
   reserve_rounds(end);
@@ -172,11 +172,11 @@ Status PlanBuilder::emit_for(const RankGroup& group, int32_t rank, const EmitFor
   return status;
 }
 
-Result<uint32_t> PlanBuilder::end_of_rounds(const RankGroup& group, const EmitForGroup& emit) {
+Result<uint32_t> PlanBuilder::end_of_rounds(const std::function<Status()>& emit) {
   std::vector<Step> steps;
   std::swap(steps, plan_.steps);  // not copied
   PlanBuilder before = *this;
-  const Status status = emit_for(group, 0, emit);
+  const Status status = emit();
   const uint32_t end = next_round_;
   *this = std::move(before);
   std::swap(steps, plan_.steps);

@@ -135,6 +135,8 @@ class PlanBuilder {
   // All ranks go on in the same round, those of no group without steps.
   using EmitForGroup = std::function<Status(int32_t rank, int32_t size)>;
   Status within(std::span<const RankGroup> groups, int32_t me, const EmitForGroup& emit);
+  // The round behind those that an emission takes. What is emitted for that is taken back.
+  Result<uint32_t> end_of_rounds(const std::function<Status()>& emit);
   // Emitters work with all ranks of the comm.
   bool of_all_ranks() const { return group_.empty(); }
   // The number in the comm of a rank that an emitter works with.
@@ -186,8 +188,6 @@ class PlanBuilder {
   void add_message(bool is_send, int32_t peer, Region data, uint32_t round,
                    MessageClass message_class);
   Status emit_for(const RankGroup& group, int32_t rank, const EmitForGroup& emit);
-  // The round behind those that a group takes. What is emitted for that is taken back.
-  Result<uint32_t> end_of_rounds(const RankGroup& group, const EmitForGroup& emit);
 
   LogicalPlan plan_;
   RankGroup group_;  // ranks of the comm that emitters work with; empty: all of them

@@ -11,6 +11,8 @@
 
 namespace sotto {
 
+struct Levels;
+
 // Elements to which chunks of uncompressed collectives are aligned.
 inline constexpr uint64_t kDenseChunkAlign = 16;
 
@@ -35,7 +37,8 @@ struct CollectiveRequest {
   std::vector<Range> in_parts, out_parts;
   uint64_t segment_bytes = 256 * 1024;  // 0: messages are not cut
   HeldWindows held = {};
-  NativeCollectives native = 0;  // that may be used
+  NativeCollectives native = 0;    // that may be used
+  const Levels* levels = nullptr;  // null: one level; lives as long as the request
   bool operator==(const CollectiveRequest&) const = default;
 };
 

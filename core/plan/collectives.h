@@ -21,6 +21,9 @@
 //    pair first tell each other how much they send and expect (metadata, two numbers per tensor);
 //    payload moves between them only if they agree, PROTOCOL otherwise.
 //  - barrier: dissemination, ceil(log2 W) rounds of empty messages.
+//
+// With several levels (CollectiveRequest::levels) all_reduce, reduce_scatter, all_gather, broadcast
+// and reduce are compositions of these inside hosts and between them: plan/two_level.h.
 #pragma once
 
 #include <cstdint>

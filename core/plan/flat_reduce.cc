@@ -1,7 +1,9 @@
 #include "core/plan/flat_reduce.h"
 
 #include <algorithm>
+#include <utility>
 
+#include "core/plan/collectives.h"
 #include "core/plan/direct.h"
 #include "core/plan/native.h"
 
@@ -43,7 +45,10 @@ struct FlatReduce {
   }
 };
 
+bool has_levels(const FlatReduceRequest& r) { return r.levels != nullptr && r.levels->several(); }
+
 bool is_native(const FlatReduceRequest& r) {
+  if (has_levels(r)) return false;
   const NativeCollectives sums = native_needs(OpKind::kReduceScatter, r.op, r.dtype);
   const NativeCollectives needed = sums | native_needs(OpKind::kAllGather, r.op, r.dtype);
   return r.size > 1 && r.group == 0 && sums != 0 && (r.native & needed) == needed;
@@ -98,34 +103,109 @@ void emit_native_calls(const FlatReduce& f) {
   if (r.flags != kNoSlot && valid.count != 0) flag_nonfinite(f, valid);
 }
 
-void emit_messages(const FlatReduce& f) {
-  const FlatReduceRequest& r = f.r;
+// A direct reduction of a range by ranks of the comm. summands: in the tensors, or in out_flat,
+// where results go. It raises the flags if there are any.
+enum class Summands { kTensors, kFlat };
+DirectReduce direct_reduce(const FlatReduce& f, int32_t rank, int32_t size, Range range,
+                           Summands summands, OperandRef flags) {
+  const bool in_flat = summands == Summands::kFlat;
+  const auto ranks = static_cast<uint32_t>(size);
   DirectReduce d{.b = f.b,
-                 .rank = r.rank,
-                 .size = r.size,
+                 .rank = rank,
+                 .size = size,
                  .element = f.element,
                  .segment = f.segment(),
-                 .held = r.held,
-                 .round = r.round};
-  d.chunk_of = [&](uint32_t k) {
-    return share_of(r.layout->size(), f.ranks(), k, kDenseChunkAlign);
+                 .held = f.r.held,
+                 .round = f.b.next_round()};
+  d.chunk_of = [range, ranks](uint32_t k) {
+    const Range share = share_of(range.count, ranks, k, kDenseChunkAlign);
+    return Range{range.begin + share.begin, share.count};
   };
-  d.contribution = [&](Range range) { return f.contribution(range); };
-  d.reduce = [&](Range range, const OperandRef& rows, uint64_t base, uint64_t stride) {
+  d.contribution = [&f, in_flat](Range part) {
+    return in_flat ? f.result(part) : f.contribution(part);
+  };
+  d.reduce = [&f, rank, ranks, in_flat, flags](Range part, const OperandRef& rows, uint64_t base,
+                                               uint64_t stride) {
+    const FlatReduceRequest& r = f.r;
     f.b.kernel<kernels::Reduce>(
-        {.own = list(r.in_list, Access::kRead, f.bits()),
+        {.own = in_flat ? flat(r.out_flat, Access::kRead, f.bits())
+                        : list(r.in_list, Access::kRead, f.bits()),
          .rows = rows,
          .out = flat(r.out_flat, Access::kWrite, f.bits()),
-         .flags = f.flags()},
-        r.layout->pieces(range, range.begin),
-        ReduceArgs{stride, base, 0, 0, r.dtype, f.ranks(), static_cast<uint32_t>(r.rank), r.op,
-                   false, true, r.group});
+         .flags = flags},
+        r.layout->pieces(part, part.begin),
+        ReduceArgs{stride, base, 0, 0, r.dtype, ranks, static_cast<uint32_t>(rank), r.op, in_flat,
+                   true, r.group});
   };
-  d.reduced = [&](Range range) { return f.result(range); };
-  d.receive_reduced = [&](int32_t peer, Range range, uint32_t round) {
-    f.b.recv(peer, f.result(range), round);
+  return d;
+}
+
+// The results go to the root, if there is one, or to all.
+void emit_with_results(const FlatReduce& f, DirectReduce d) {
+  d.reduced = [&f](Range part) { return f.result(part); };
+  d.receive_reduced = [&f](int32_t peer, Range part, uint32_t round) {
+    f.b.recv(peer, f.result(part), round);
   };
   emit_direct_reduce(d);
+}
+
+void emit_messages(const FlatReduce& f) {
+  const Range all{0, f.r.layout->size()};
+  emit_with_results(f, direct_reduce(f, f.r.rank, f.r.size, all, Summands::kTensors, f.flags()));
+}
+
+Range shard_of(const FlatReduce& f, uint32_t shard) {
+  return share_of(f.r.layout->size(), f.r.levels->shards(), shard, kDenseChunkAlign);
+}
+
+// Inside a host: its shards to all of its ranks.
+Status emit_shards(const FlatReduce& f, int32_t rank, int32_t size) {
+  CollectiveRequest request;
+  request.kind = OpKind::kBroadcast;
+  request.rank = rank;
+  request.size = size;
+  request.counts = {f.r.layout->size()};
+  request.dtypes = {f.r.dtype};
+  request.in_place = {1};
+  request.segment_bytes = f.r.segment_bytes;
+  request.held = f.r.held;
+  CollectiveSlots slots{f.r.out_flat, f.r.out_flat};
+  if (f.r.levels->shards() > 1) {
+    request.kind = OpKind::kAllGatherParts;
+    for (uint32_t k = 0; k < f.r.levels->shards(); ++k) request.out_parts.push_back(shard_of(f, k));
+    const Region mine = f.result(request.out_parts[static_cast<size_t>(rank)]);
+    slots.in = f.b.scratch(mine.bytes);
+    f.b.alias(slots.in, mine.slot, mine.offset);
+  }
+  return emit_collective(f.b, request, slots);
+}
+
+Status emit_levels(const FlatReduce& f) {
+  const FlatReduceRequest& r = f.r;
+  const Levels& levels = *r.levels;
+  // What is not finite inside a host is not finite in the end.
+  SOTTO_TRY(f.b.within(levels.hosts, r.rank, [&](int32_t rank, int32_t size) {
+    DirectReduce d =
+        direct_reduce(f, rank, size, {0, r.layout->size()}, Summands::kTensors, absent());
+    if (levels.shards() > 1) {
+      emit_direct_reduce(d);
+    } else {
+      d.root = 0;
+      emit_with_results(f, std::move(d));
+    }
+    return ok_status();
+  }));
+  SOTTO_TRY(within_columns(f.b, levels, r.rank, [&](uint32_t shard, int32_t rank, int32_t size) {
+    emit_with_results(f,
+                      direct_reduce(f, rank, size, shard_of(f, shard), Summands::kFlat, f.flags()));
+    return ok_status();
+  }));
+  return f.b.within(levels.hosts, r.rank, [&](int32_t rank, int32_t size) {
+    f.b.stage(Stage::kGather);
+    const Status status = emit_shards(f, rank, size);
+    f.b.stage(Stage::kOther);
+    return status;
+  });
 }
 
 }  // namespace
@@ -139,7 +219,12 @@ bool packs_in_place(const FlatReduceRequest& r) { return is_native(r) || r.segme
 
 void emit_flat_all_reduce(PlanBuilder& b, const FlatReduceRequest& r) {
   const FlatReduce f{b, r};
-  is_native(r) ? emit_native_calls(f) : emit_messages(f);
+  b.reserve_rounds(r.round);
+  if (has_levels(r)) {
+    (void)emit_levels(f);  // kinds of collectives that there are
+  } else {
+    is_native(r) ? emit_native_calls(f) : emit_messages(f);
+  }
 }
 
 }  // namespace sotto

@@ -10,6 +10,10 @@
 // is, since one rank adds up and what it has is moved: an all-reduce of the transport's own would
 // make that its promise, and with it that all ranks decide alike on what is not finite.
 //
+// On two levels (FlatReduceRequest::levels): inside hosts shares of the flat space are added up and
+// lie in the flat buffer; ranks of a column add up these; inside hosts everybody gets all shares.
+// With leaders there is one share. Each level divides for a mean, and rounds to the type.
+//
 // Scratch memory beside the flat buffer: the rows of HeldWindows, none if it is native; messages
 // that are cut and span tensors.
 #pragma once
@@ -19,6 +23,7 @@
 #include "core/base/dtype.h"
 #include "core/plan/builder.h"
 #include "core/plan/layout.h"
+#include "core/plan/levels.h"
 
 namespace sotto {
 
@@ -41,7 +46,9 @@ struct FlatReduceRequest {
   uint32_t round = 0;                   // the first; more follow
   uint64_t segment_bytes = 256 * 1024;  // 0: messages are not cut
   HeldWindows held = {};
-  NativeCollectives native = 0;  // that may be used, between all ranks of the comm
+  NativeCollectives native = 0;  // that may be used, between all ranks of the comm, on one level
+  // Of all ranks of the comm; null: one level. Not with a group.
+  const Levels* levels = nullptr;
 };
 
 // The layout's elements, rounded up to equal shares of all ranks if it is native.

@@ -26,7 +26,7 @@ class PlacedBackend final : public Backend {
       : base_(std::move(base)), place_(place) {}
   const char* name() const override { return base_->name(); }
   Poller& poller() override { return base_->poller(); }
-  Result<UniqueId> make_unique_id() override { return base_->make_unique_id(); }
+  Result<UniqueId> make_unique_id(Reach reach) override { return base_->make_unique_id(reach); }
   bool knows(const UniqueId& id) const override { return base_->knows(id); }
   Result<std::unique_ptr<ControlPlane>> join(const JoinRequest& request, Driver& driver) override {
     return base_->join(request, driver);
@@ -134,6 +134,7 @@ std::shared_ptr<Context> make_context(const WorldOptions& options, int32_t rank)
   ContextOptions context;
   context.params = options.params;
   context.params.transport = options.transport;
+  if (options.rank_params) options.rank_params(rank, &context.params);
   context.environment = process_environment();
   context.device =
       options.device ? options.device(rank) : std::make_shared<CpuDevice>(1, SimdLevel::kAuto);

@@ -20,6 +20,7 @@ struct WorldOptions {
   // Changes a rank's backends; optional.
   std::function<void(int32_t rank, BackendFactories*)> wrap_backends;
   Params params;
+  std::function<void(int32_t rank, Params*)> rank_params;  // changes those of a rank; optional
   tcp::Params tcp;
   int64_t timeout_us = 20'000'000;
   bool progress_thread = true;

@@ -195,7 +195,7 @@ class FaultyBackend final : public Backend {
         state_(state ? std::move(state) : std::make_shared<FaultState>()) {}
   const char* name() const override { return base_->name(); }
   Poller& poller() override { return *poller_; }
-  Result<UniqueId> make_unique_id() override { return base_->make_unique_id(); }
+  Result<UniqueId> make_unique_id(Reach reach) override { return base_->make_unique_id(reach); }
   bool knows(const UniqueId& id) const override { return base_->knows(id); }
   Result<std::unique_ptr<ControlPlane>> join(const JoinRequest& request, Driver& driver) override {
     return base_->join(request, driver);

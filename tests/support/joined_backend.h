@@ -31,7 +31,9 @@ class JoinedBackend final : public Backend, private Poller {
 
   const char* name() const override { return transport_->name(); }
   Poller& poller() override { return *this; }
-  Result<UniqueId> make_unique_id() override { return rendezvous_->make_unique_id(); }
+  Result<UniqueId> make_unique_id(Reach reach) override {
+    return rendezvous_->make_unique_id(reach);
+  }
   bool knows(const UniqueId& id) const override { return rendezvous_->knows(id); }
   Result<std::unique_ptr<ControlPlane>> join(const JoinRequest& request, Driver& driver) override {
     return rendezvous_->join(request, driver);

@@ -851,6 +851,13 @@ SOTTO_API sotto_status sotto_group_end(sotto_comm* comm, const sotto_call* call,
  *  - residual (bf16, fp16, int8, int4): whether what one call loses is added to the next (4 bytes
  *    per element, and 8 / W of a server); true for int8 and int4, false for the casts; onebit
  *    always has it
+ *  - hierarchy: "flat" (default), "sharded", "leader" or "auto" (sharded where several hosts have
+ *    equally many ranks, more than one; else flat). In two levels ranks of a host average in full
+ *    precision, and the codec works between hosts: sharded, each rank of a host for its part of the
+ *    elements, with error feedback of that part alone; leader, the first rank of a host for all of
+ *    them. With L ranks on each of M hosts, a host sends (M - 1) / M of two encodings of all
+ *    elements to other hosts. One host: the plain mean. INVALID_ARGUMENT where hosts have different
+ *    numbers of ranks. Not in mode "compat"
  *  - of topk, which has none of the keys above (chunk_align too):
  *    block: 4096; a power of two, 8 to 4096: elements of a tensor, the last block may be shorter;
  *    k: 64; 1 to block: elements that are sent of a block, those with the largest magnitudes, of
@@ -866,9 +873,10 @@ SOTTO_API sotto_status sotto_group_end(sotto_comm* comm, const sotto_call* call,
  *    exchange "gather", alone "identity", shape "flat", levels "block", k_server 0 and median_clip
  *    false have no other values yet
  *
- * Every rank sends 2 (W - 1) P bytes of payload per call, P = the payload of ceil(n / (align W))
- * align elements (onebit: per tensor or bucket): 1/8 byte per element, 2, (block + 4) / block or
- * (block / 2 + 4) / block. An element is encoded twice: by its sender, and as mean by its server.
+ * In one level every rank sends 2 (W - 1) P bytes of payload per call, P = the payload of ceil(n /
+ * (align W)) align elements (onebit: per tensor or bucket): 1/8 byte per element, 2, (block + 4) /
+ * block or (block / 2 + 4) / block. An element is encoded twice: by its sender, and as mean by its
+ * server.
  * One encoding of c is off by at most
  *   bf16  2^-8 |c|, at least 2^-134     fp16  2^-11 |c|, at least 2^-25
  *   int8  a / 254 (1 + 2^-12)           int4  a / 14 (1 + 2^-12)
@@ -1006,6 +1014,9 @@ SOTTO_API sotto_status sotto_config_resolve(const char* json, const char* values
  *                   and Lion average gradients in full precision, or with the codec that
  *                   "sotto": {"gradient_codec": {...}} describes as sotto_codec_create does (not
  *                   in mode "compat"); its error feedback is a part of the state.
+ *                   "sotto": {"hierarchy": ...}, with the values of sotto_codec_create, has all
+ *                   averages in two levels: full precision inside hosts, and between them what the
+ *                   type sends. Not with ZeroOneAdam, topk, mode "compat" or "outer"
  *                   "sotto": {"state_dtype": "bf16" or "fp8"} keeps momentum and variance of SGD,
  *                   Adam, AdamW and Lion in 2 or 1 bytes per element instead of 4 ("fp8": 8-bit
  *                   floats, 256 elements of a tensor share an exponent). An update is computed in
