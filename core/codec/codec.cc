@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "core/base/hash.h"
+#include "core/base/text.h"
 #include "core/codec/coding.h"
 #include "core/config/codec.h"
 
@@ -31,14 +32,15 @@ class Codec::Hooks final : public OpHooks {
 };
 
 Codec::Codec(std::shared_ptr<Comm> comm, std::shared_ptr<Device> device,
-             const CodecSettings& settings, std::vector<uint64_t> counts)
+             const CodecSettings& settings, Levels levels, std::vector<uint64_t> counts)
     : comm_(std::move(comm)),
       device_(comm_->context()->device_or_default(device)),
       settings_(settings),
+      levels_(std::move(levels)),
       counts_(std::move(counts)),
-      layout_(tensors_of(counts_), static_cast<uint32_t>(comm_->size()), settings.chunk_align,
-              settings.granularity, settings.bucket_elements, settings.row().scales,
-              settings.compat ? std::optional<uint32_t>(0) : std::nullopt) {}
+      layout_(tensors_of(counts_), levels_.servers(), settings.chunk_align, settings.granularity,
+              settings.bucket_elements, settings.row().scales,
+              settings.compat ? std::optional<uint32_t>(0) : std::nullopt, levels_.shards()) {}
 
 Result<std::shared_ptr<Codec>> Codec::create(std::shared_ptr<Comm> comm, std::string_view json,
                                              std::vector<uint64_t> counts,
@@ -52,12 +54,14 @@ Result<std::shared_ptr<Codec>> Codec::create(std::shared_ptr<Comm> comm, std::st
       return unsupported("codec: tensor {} is {}; codecs take fp32", i, dtype_name(dtypes[i]));
     }
   }
-  std::shared_ptr<Codec> codec(
-      new Codec(std::move(comm), std::move(device), settings, std::move(counts)));
+  SOTTO_ASSIGN(Levels levels, comm->levels(settings.hierarchy));
+  settings.hierarchy = levels.kind;
+  std::shared_ptr<Codec> codec(new Codec(std::move(comm), std::move(device), settings,
+                                         std::move(levels), std::move(counts)));
   SOTTO_ASSIGN(codec->state_,
                CompressedState::make(
                    *codec->comm_, DeviceAccess(codec->comm_->context()->engine(), codec->device_),
-                   codec->layout_, settings));
+                   codec->layout_, settings, codec->two_levels()));
   return codec;
 }
 
@@ -69,16 +73,16 @@ Result<Codec::Prepared*> Codec::prepared(std::span<const uint8_t> in_place) {
   Prepared p;
   p.in_place.assign(in_place.begin(), in_place.end());
   p.collective = emit_compressed_collective(builder, comm_->rank(), layout_, settings_, in_place,
-                                            comm_->segment_bytes());
+                                            comm_->segment_bytes(), two_levels());
   SOTTO_ASSIGN(p.plan, comm_->prepare(builder.take(), device_));
   prepared_.push_back(std::move(p));
   return &prepared_.back();
 }
 
 Result<std::shared_ptr<PreparedPlan>> Codec::plan(const SmallVector<uint8_t>& in_place) {
-  if (comm_->size() == 1 || layout_.elements() == 0) {
-    PlanBuilder nothing;
-    return comm_->prepare(nothing.take(), device_);
+  if (compresses_nothing()) {
+    Call call = mean_in_full(in_place);
+    return comm_->prepare(std::span(&call, 1));
   }
   SOTTO_ASSIGN(const Prepared* p, prepared(in_place));
   return p->plan;
@@ -88,9 +92,14 @@ Result<OpRef> Codec::all_reduce(const SmallVector<void*>& in, const SmallVector<
                                 const CallOptions& options) {
   if (busy())
     return error(Code::kBusy, "an all-reduce of this codec is still in flight; wait for it first");
-  if (comm_->size() == 1 || layout_.elements() == 0) return copy_alone(in, out, options);
   SmallVector<uint8_t> in_place;
   for (size_t i = 0; i < in.size(); ++i) in_place.push_back(in[i] == out[i] && counts_[i] > 0);
+  if (compresses_nothing()) {
+    Call call = mean_in_full(in_place);
+    call.in = in;
+    call.out = out;
+    return comm_->start(std::move(call), options);
+  }
   SOTTO_ASSIGN(const Prepared* p, prepared(in_place));
   OpSignature signature;
   signature.kind = OpKind::kAllReduce;
@@ -116,20 +125,18 @@ Result<OpRef> Codec::all_reduce(const SmallVector<void*>& in, const SmallVector<
   return op;
 }
 
-// One rank: the identity (specification 1.7).
-Result<OpRef> Codec::copy_alone(const SmallVector<void*>& in, const SmallVector<void*>& out,
-                                const CallOptions& options) {
+// One rank: the identity (specification 1.7). One host: the plain mean (1.11).
+Call Codec::mean_in_full(const SmallVector<uint8_t>& in_place) const {
   Call call;
   call.request.kind = OpKind::kAllReduce;
+  call.request.reduce = ReduceOp::kMean;
   call.request.rank = comm_->rank();
   call.request.size = comm_->size();
   call.request.counts = counts_;
   call.request.dtypes.assign(counts_.size(), Dtype::kF32);
-  for (size_t i = 0; i < in.size(); ++i) call.request.in_place.push_back(in[i] == out[i]);
-  call.in = in;
-  call.out = out;
+  call.request.in_place = in_place;
   call.device = device_;
-  return comm_->start(std::move(call), options);
+  return call;
 }
 
 Status Codec::describe_failure(const Status& status, std::span<const std::byte> verdict) const {
@@ -138,22 +145,21 @@ Status Codec::describe_failure(const Status& status, std::span<const std::byte> 
   std::memcpy(&word, verdict.data(), 4);
   const uint64_t area = layout_.message_bytes();
   const bool server = word == kSkipServer;
-  std::string who;
-  for (const uint32_t r : layout_.flagged_ranks(verdict.subspan(server ? 8 + area : 8, area)))
-    who += fmt::format("{}{}", who.empty() ? "" : ", ", r);
+  const std::vector<uint32_t> flagged =
+      layout_.flagged(verdict.subspan(server ? 8 + area : 8, area));
+  std::vector<size_t> ranks;
+  for (const uint32_t s : flagged) ranks.push_back(static_cast<size_t>(levels_.rank_of(s)));
   const std::string_view refused = coding_of(settings_.kind).refused();
   if (!server) {
-    return Status(
-        status.code(),
-        fmt::format("compressed all-reduce: {} in the input of rank {}; nothing was written",
-                    refused, who));
+    return Status(status.code(),
+                  fmt::format("compressed all-reduce: {} in the input of {}; nothing was written",
+                              refused, servers_text(two_levels(), flagged)));
   }
   return Status(
       status.code(),
       fmt::format(
-          "compressed all-reduce: {} in the sums at rank {}; nothing "
-          "was written{}",
-          refused, who,
+          "compressed all-reduce: {} in the sums at rank {}; nothing was written{}", refused,
+          list_of_ranks(ranks),
           settings_.server_residual() ? ", the error feedback of all sums starts at 0 again" : ""));
 }
 

@@ -57,15 +57,18 @@ class Codec : public std::enable_shared_from_this<Codec> {
   };
 
   Codec(std::shared_ptr<Comm> comm, std::shared_ptr<Device> device, const CodecSettings& settings,
-        std::vector<uint64_t> counts);
+        Levels levels, std::vector<uint64_t> counts);
+  const Levels* two_levels() const { return levels_.flat() ? nullptr : &levels_; }
+  // One rank, or one host in two levels, or no elements.
+  bool compresses_nothing() const { return levels_.host_count() == 1 || layout_.elements() == 0; }
   Result<Prepared*> prepared(std::span<const uint8_t> in_place);
-  Result<OpRef> copy_alone(const SmallVector<void*>& in, const SmallVector<void*>& out,
-                           const CallOptions& options);
+  Call mean_in_full(const SmallVector<uint8_t>& in_place) const;
   Status describe_failure(const Status& status, std::span<const std::byte> verdict) const;
 
   std::shared_ptr<Comm> comm_;
   std::shared_ptr<Device> device_;
   CodecSettings settings_;
+  Levels levels_;
   std::vector<uint64_t> counts_;
   CompressedLayout layout_;
   CompressedState state_;

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "core/codec/coding.h"
+#include "core/codec/host_mean.h"
 #include "core/plan/collectives.h"
 #include "core/plan/layout.h"
 
@@ -16,7 +18,8 @@ constexpr uint16_t kServerLane = 1;
 
 uint64_t at_least_one(uint64_t bytes) { return bytes == 0 ? 1 : bytes; }
 
-// What the sections of one compressed all-reduce share.
+// What the sections of one compressed all-reduce share. Its ranks are those that serve one shard:
+// all ranks of the comm, or in two levels one of every host.
 struct Exchange {
   PlanBuilder& b;
   const CompressedRequest& r;
@@ -25,15 +28,26 @@ struct Exchange {
   PayloadUnit unit;
   uint32_t ranks;
   uint32_t me;
+  uint32_t shard;
   uint64_t segment;  // elements
-  // Scratch of all sections. rows: of each section the own chunk's payloads of all ranks, in rank
-  // order, where the section lies in the flat space.
-  uint32_t outgoing, rows, worker_messages, worker_blocks, server_blocks;
-  uint32_t worker_flags, server_flags;  // a word per section
+  // Scratch of all sections, for the shard. rows: of each section the own chunk's payloads of all
+  // ranks, in rank order, where the section lies in the shard.
+  uint32_t outgoing, rows;
+  // Of all sections and servers.
+  uint32_t worker_messages, worker_blocks, server_blocks;
+  uint32_t worker_flags, server_flags;                  // a word per section
+  std::vector<NormRange> worker_ranges, server_ranges;  // of every instance
 
   uint32_t peer(uint32_t i) const { return (me + i) % ranks; }
+  // The chunk that a rank serves.
+  uint32_t chunk(uint32_t rank) const { return shard * ranks + rank; }
+  uint64_t shard_begin() const { return shard * layout.shard_elements(); }
+  // A segment of the result, and of what is there for the shard alone.
+  Region result_of(const LayoutSegment& s) const {
+    return {r.slots.bits, unit.bytes_of(s.begin), unit.bytes_of(s.count)};
+  }
   Region payload_of(uint32_t slot, const LayoutSegment& s) const {
-    return {slot, unit.bytes_of(s.begin), unit.bytes_of(s.count)};
+    return {slot, unit.bytes_of(s.begin - shard_begin()), unit.bytes_of(s.count)};
   }
 };
 
@@ -43,14 +57,20 @@ struct SectionRun {
   uint32_t index;
   const LayoutSection& at;
   uint32_t round1, round2;
+  uint32_t in = kNoSlot;  // EncodeTarget::in
 
   uint64_t scales() const { return at.message_bytes / 4 - 1; }
-  std::vector<LayoutSegment> segments(uint32_t chunk) const {
-    return x.layout.segments(index, chunk, x.segment);
+  // Of the chunk that a rank serves.
+  std::vector<LayoutSegment> segments(uint32_t rank) const {
+    return x.layout.segments(index, x.chunk(rank), x.segment);
   }
   OperandRef flags(uint32_t slot) const { return whole(slot, Access::kReadWrite, 4 * index, 4); }
+  uint64_t message_offset(uint32_t rank) const {
+    return at.message_offset + x.chunk(rank) * at.message_bytes;
+  }
+  // Of all ranks.
   OperandRef messages(uint32_t slot) const {
-    return whole(slot, Access::kRead, at.message_offset, at.message_bytes * x.ranks);
+    return whole(slot, Access::kRead, message_offset(0), at.message_bytes * x.ranks);
   }
 };
 
@@ -64,17 +84,19 @@ void encode_and_send(SectionRun& s) {
     for (const LayoutSegment& segment : s.segments(k)) {
       // Row `me` of rows lies where the own chunk lies in the flat space.
       const uint32_t to = k == x.me ? x.rows : x.outgoing;
-      std::vector<Piece> pieces = x.layout.worker_pieces(k, segment);
+      std::vector<Piece> pieces = x.layout.worker_pieces(x.chunk(k), segment);
       if (x.r.late != nullptr) x.r.late->need(pieces);
-      x.r.encode(std::move(pieces),
-                 {to, 0, x.worker_blocks, x.worker_flags, uint64_t{4} * s.index});
+      for (Piece& piece : pieces) piece.flat -= x.shard_begin();
+      x.r.encode(std::move(pieces), {s.in, x.shard_begin(), to, x.worker_blocks, x.worker_flags,
+                                     uint64_t{4} * s.index});
       if (k != x.me) x.b.send(static_cast<int32_t>(k), x.payload_of(x.outgoing, segment), s.round1);
     }
   }
   for (uint32_t i = 1; i < x.ranks; ++i) {
     const uint32_t from = x.peer(i);
     for (LayoutSegment segment : s.segments(x.me)) {
-      segment.begin += x.layout.chunk_begin(s.at, from) - x.layout.chunk_begin(s.at, x.me);
+      segment.begin +=
+          x.layout.chunk_begin(s.at, x.chunk(from)) - x.layout.chunk_begin(s.at, x.chunk(x.me));
       x.b.recv(static_cast<int32_t>(from), x.payload_of(x.rows, segment), s.round1);
     }
   }
@@ -91,9 +113,6 @@ struct ScaleSlots {
 void exchange_scales(SectionRun& s, const ScaleSlots& slots, const std::vector<NormRange>& all,
                      const KernelOptions& options, uint32_t round) {
   Exchange& x = s.x;
-  const auto own_offset = [&](uint32_t rank) {
-    return s.at.message_offset + rank * s.at.message_bytes;
-  };
   std::vector<NormRange> ranges;
   if (s.scales() != 0) {
     const auto first = all.begin() + static_cast<ptrdiff_t>(s.at.first_instance);
@@ -112,19 +131,20 @@ void exchange_scales(SectionRun& s, const ScaleSlots& slots, const std::vector<N
       {.sums = sums,
        .counts = counts,
        .scales = scale,
-       .message = whole(slots.messages, Access::kWrite, own_offset(x.me), s.at.message_bytes),
+       .message = whole(slots.messages, Access::kWrite, s.message_offset(x.me), s.at.message_bytes),
        .flags = s.flags(slots.flags)},
       {}, NormArgs{x.b.keep_array(std::span<const NormRange>(ranges)), ranges.size(), x.r.scale},
       options);
   for (uint32_t i = 1; i < x.ranks; ++i) {
     x.b.send(static_cast<int32_t>(x.peer(i)),
-             {slots.messages, own_offset(x.me), s.at.message_bytes}, round,
+             {slots.messages, s.message_offset(x.me), s.at.message_bytes}, round,
              MessageClass::kMetadata);
   }
   for (uint32_t i = 1; i < x.ranks; ++i) {
     const uint32_t from = x.peer(i);
-    x.b.recv(static_cast<int32_t>(from), {slots.messages, own_offset(from), s.at.message_bytes},
-             round, MessageClass::kMetadata);
+    x.b.recv(static_cast<int32_t>(from),
+             {slots.messages, s.message_offset(from), s.at.message_bytes}, round,
+             MessageClass::kMetadata);
   }
 }
 
@@ -144,8 +164,8 @@ uint32_t emit_gate(PlanBuilder& b, OperandRef messages, Predicate prior, const G
 uint32_t gate_all(Exchange& x, uint32_t messages, Predicate prior, uint32_t fail_word) {
   std::vector<uint64_t> sections;
   for (const LayoutSection& s : x.layout.sections()) sections.push_back(s.message_bytes);
-  const GateArgs args{0, x.ranks, fail_word, x.b.keep_array(std::span<const uint64_t>(sections)),
-                      sections.size()};
+  const GateArgs args{0, x.layout.servers(), fail_word,
+                      x.b.keep_array(std::span<const uint64_t>(sections)), sections.size()};
   return emit_gate(x.b, whole(messages, Access::kRead, 0, x.layout.message_bytes()), prior, args);
 }
 
@@ -156,9 +176,10 @@ ServerRun server_run(const SectionRun& s, const LayoutSegment& segment) {
   rows.footprint = Footprint::kRows;
   rows.rows = x.ranks;
   rows.row_bytes = x.unit.bytes_of(s.at.chunk);
-  return {.pieces = x.layout.server_pieces(x.me, segment),
+  const uint32_t chunk = x.chunk(x.me);
+  return {.pieces = x.layout.server_pieces(chunk, segment),
           .rows = rows,
-          .shift = x.layout.chunk_begin(s.at, x.me) - s.at.server_begin,
+          .shift = x.layout.chunk_begin(s.at, chunk) - s.at.server_begin,
           .scales = s.scales(),
           .messages = s.messages(x.worker_messages),
           .sums = blocks(x.server_blocks, Access::kWrite),
@@ -168,17 +189,16 @@ ServerRun server_run(const SectionRun& s, const LayoutSegment& segment) {
 // Sums the rows, re-encodes, sends the own chunk's result to everybody and receives theirs.
 void serve(SectionRun& s, const KernelOptions& options) {
   Exchange& x = s.x;
-  const uint32_t bits = x.r.slots.bits;
   x.b.stage(Stage::kGather);
   for (const LayoutSegment& segment : s.segments(x.me)) {
     x.coding.serve(x.b, x.r, server_run(s, segment), options);
     for (uint32_t i = 1; i < x.ranks; ++i)
-      x.b.send(static_cast<int32_t>(x.peer(i)), x.payload_of(bits, segment), s.round2);
+      x.b.send(static_cast<int32_t>(x.peer(i)), x.result_of(segment), s.round2);
   }
   for (uint32_t i = 1; i < x.ranks; ++i) {
     const uint32_t from = x.peer(i);
     for (const LayoutSegment& segment : s.segments(from))
-      x.b.recv(static_cast<int32_t>(from), x.payload_of(bits, segment), s.round2);
+      x.b.recv(static_cast<int32_t>(from), x.result_of(segment), s.round2);
   }
   x.b.stage(Stage::kOther);
 }
@@ -207,7 +227,7 @@ std::vector<uint32_t> section_order(const CompressedRequest& r) {
   std::vector<uint32_t> last;  // input, by section
   for (uint32_t s = 0; s < order.size(); ++s) {
     uint32_t input = 0;
-    for (uint32_t k = 0; k < layout.ranks(); ++k) {
+    for (uint32_t k = 0; k < layout.servers(); ++k) {
       for (const LayoutSegment& segment : layout.segments(s, k, segment_elements(0, 1)))
         input = std::max(input, r.late->last(layout.worker_pieces(k, segment)));
     }
@@ -220,22 +240,135 @@ std::vector<uint32_t> section_order(const CompressedRequest& r) {
 Exchange make_exchange(PlanBuilder& b, const CompressedRequest& r) {
   const CompressedLayout& layout = *r.layout;
   const PayloadUnit unit = payload_unit(r.kind, r.block);
+  const uint32_t ranks = layout.servers_per_shard();
+  const uint32_t server =
+      r.levels == nullptr ? static_cast<uint32_t>(r.rank) : r.levels->server_of(r.rank);
+  const bool serves = r.levels == nullptr || r.levels->serves(r.rank);
+  const uint64_t payload = serves ? unit.bytes_of(layout.shard_elements()) : 0;
   Exchange x{b,
              r,
              layout,
              *coding_of(r.kind).servers(),
              unit,
-             layout.ranks(),
-             static_cast<uint32_t>(r.rank),
+             ranks,
+             server % ranks,
+             server / ranks,
              segment_elements(r.segment_bytes, std::max(1u, unit.bytes * 8 / unit.elements)),
-             b.scratch(at_least_one(unit.bytes_of(layout.compressed_elements()))),
-             b.scratch(at_least_one(unit.bytes_of(layout.compressed_elements()))),
+             b.scratch(at_least_one(payload)),
+             b.scratch(at_least_one(payload)),
              b.scratch(at_least_one(layout.message_bytes())),
              b.scratch(at_least_one(layout.worker_blocks() * 4)),
              b.scratch(at_least_one(layout.server_blocks() * 4)),
              r.worker_flags != kNoSlot ? r.worker_flags : add_worker_flags(b, layout),
-             b.scratch(at_least_one(layout.sections().size() * 4))};
+             b.scratch(at_least_one(layout.sections().size() * 4)),
+             {},
+             {}};
+  if (!serves) return x;
+  x.worker_ranges = layout.worker_ranges(x.shard);
+  x.server_ranges = layout.server_ranges(server);
   return x;
+}
+
+// One section between the ranks that serve it. Returns the word of those ranks about what they have
+// encoded; codecs without scales have one for all sections instead (kNoSlot).
+uint32_t emit_section(SectionRun& s) {
+  Exchange& x = s.x;
+  const CompressedSlots& slots = x.r.slots;
+  encode_and_send(s);
+  exchange_scales(
+      s,
+      {x.worker_blocks, slots.worker_counts, slots.worker_scale, x.worker_messages, x.worker_flags},
+      x.worker_ranges, {}, s.round1);
+  uint32_t gate = kNoSlot;
+  KernelOptions server;
+  server.lane = kServerLane;
+  if (codec_row(x.r.kind).scales) {
+    const GateArgs args{s.at.message_bytes, x.ranks, kSkipNonfinite};
+    gate = emit_gate(x.b, s.messages(x.worker_messages), x.r.prior, args);
+    server.predicate = {gate, 0, kCommit};
+  }
+  serve(s, server);
+  exchange_scales(s,
+                  {x.server_blocks, slots.server_counts, slots.server_scale_next, slots.messages,
+                   x.server_flags},
+                  x.server_ranges, server, s.round2);
+  return gate;
+}
+
+void emit_one_level(Exchange& x, CompressedResult* result) {
+  const auto n = static_cast<uint32_t>(x.layout.sections().size());
+  const uint32_t first = x.b.next_round();
+  x.b.reserve_rounds(first + 2 * n);
+  const std::vector<uint32_t> order = section_order(x.r);
+  for (uint32_t i = 0; i < n; ++i) {
+    // On transports that match by order the first exchange of a section comes before the second of
+    // the section before it.
+    SectionRun s{x, order[i], x.layout.sections()[order[i]], first + (i == 0 ? 0 : 2 * i - 1),
+                 first + std::min(2 * i + 2, 2 * n - 1)};
+    result->gate_workers = emit_section(s);
+  }
+  if (n != 1 || result->gate_workers == kNoSlot)
+    result->gate_workers = gate_all(x, x.worker_messages, x.r.prior, kSkipNonfinite);
+}
+
+// The ranks of a host give each other what their shards have become, with the messages of all who
+// have served them.
+void share_in_host(SectionRun& s) {
+  Exchange& x = s.x;
+  const Levels& levels = *x.r.levels;
+  const auto share = [&](int32_t me, int32_t size) {
+    const uint32_t round = x.b.next_round();
+    x.b.reserve_rounds(round + 1);
+    // Shards of this host: those that `from` has, to the others or from them.
+    const auto pass = [&](uint32_t from, const auto& move) {
+      const uint32_t own = std::exchange(x.shard, from);
+      for (uint32_t k = 0; k < x.ranks; ++k) {
+        for (const LayoutSegment& segment : s.segments(k))
+          move(x.result_of(segment), MessageClass::kPayload);
+      }
+      for (const uint32_t slot : {x.worker_messages, x.r.slots.messages}) {
+        move(Region{slot, s.message_offset(0), s.at.message_bytes * x.ranks},
+             MessageClass::kMetadata);
+      }
+      x.shard = own;
+    };
+    x.b.stage(Stage::kGather);
+    for (int32_t i = 1; i < size; ++i) {
+      const int32_t peer = (me + i) % size;
+      if (levels.serves(x.r.rank)) {
+        pass(x.shard, [&](const Region& data, MessageClass c) { x.b.send(peer, data, round, c); });
+      }
+    }
+    for (int32_t i = 1; i < size; ++i) {
+      const int32_t peer = (me + i) % size;
+      if (static_cast<uint32_t>(peer) < levels.shards()) {
+        pass(static_cast<uint32_t>(peer),
+             [&](const Region& data, MessageClass c) { x.b.recv(peer, data, round, c); });
+      }
+    }
+    x.b.stage(Stage::kOther);
+    return ok_status();
+  };
+  (void)x.b.within(levels.hosts, x.r.rank, share);  // `share` does not fail
+}
+
+void emit_two_levels(Exchange& x, CompressedResult* result) {
+  const Levels& levels = *x.r.levels;
+  HostMean mean(x.b, x.r);
+  for (const uint32_t index : section_order(x.r)) {
+    mean.emit(index);
+    const uint32_t round = x.b.next_round();
+    SectionRun s{x, index, x.layout.sections()[index], round, round + 1, mean.list()};
+    x.b.reserve_rounds(round + 2);
+    if (levels.serves(x.r.rank)) {
+      (void)x.b.within(levels.columns, x.r.rank, [&](int32_t, int32_t) {
+        emit_section(s);
+        return ok_status();
+      });
+    }
+    share_in_host(s);
+  }
+  result->gate_workers = gate_all(x, x.worker_messages, x.r.prior, kSkipNonfinite);
 }
 
 }  // namespace
@@ -266,7 +399,7 @@ uint32_t add_padded_list(PlanBuilder& b, const CompressedLayout& layout, Dtype t
 }
 
 CompressedSlots add_codec_slots(PlanBuilder& b, const CompressedLayout& layout,
-                                const CodecSettings& codec, KeptState* kept) {
+                                const CodecSettings& codec, bool serves, KeptState* kept) {
   const bool has_scales = codec.row().scales;
   const auto errors = [&](uint64_t elements) {
     return codec.residual ? b.bound(elements * 4) : kNoSlot;
@@ -282,7 +415,12 @@ CompressedSlots add_codec_slots(PlanBuilder& b, const CompressedLayout& layout,
     return has_scales ? b.bound(bytes) : b.scratch(bytes);
   };
   CompressedSlots s;
-  if (codec.residual) s.worker = of_workers(layout.compressed_elements() * 4);
+  if (!codec.row().sparse) {
+    s.bits = result(codec.unit().bytes_of(layout.compressed_elements()));
+    s.messages = result(layout.message_bytes());
+  }
+  if (!serves) return s;
+  if (codec.residual) s.worker = of_workers(layout.shard_elements() * 4);
   if (codec.row().sparse) return s;
   if (has_scales) s.worker_scale = of_workers(layout.instances() * 4);
   s.server = errors(layout.chunk_elements());
@@ -291,52 +429,18 @@ CompressedSlots add_codec_slots(PlanBuilder& b, const CompressedLayout& layout,
   s.server_scale_next = per_instance(4);
   s.worker_counts = per_instance(8);
   s.server_counts = per_instance(8);
-  s.bits = result(codec.unit().bytes_of(layout.compressed_elements()));
-  s.messages = result(layout.message_bytes());
   return s;
 }
 
 CompressedResult emit_compressed_all_reduce(PlanBuilder& b, const CompressedRequest& r) {
   Exchange x = make_exchange(b, r);
-  const auto n = static_cast<uint32_t>(x.layout.sections().size());
-  const uint32_t first_round = b.next_round();
-  b.reserve_rounds(first_round + 2 * n);
-  b.fill({x.server_flags, 0, uint64_t{4} * n}, 0);
-  const std::vector<NormRange> worker_ranges = x.layout.worker_ranges();
-  const std::vector<NormRange> server_ranges = x.layout.server_ranges(x.me);
-  const CompressedSlots& slots = r.slots;
-  const bool gate_per_section = codec_row(r.kind).scales;
+  b.fill({x.server_flags, 0, x.layout.sections().size() * 4}, 0);
   CompressedResult result;
   result.worker_messages = x.worker_messages;
-  const std::vector<uint32_t> order = section_order(r);
-  for (uint32_t i = 0; i < n; ++i) {
-    // On transports that match by order the first exchange of a section comes before the second of
-    // the section before it.
-    SectionRun s{x, order[i], x.layout.sections()[order[i]], first_round + (i == 0 ? 0 : 2 * i - 1),
-                 first_round + std::min(2 * i + 2, 2 * n - 1)};
-    encode_and_send(s);
-    exchange_scales(s,
-                    {x.worker_blocks, slots.worker_counts, slots.worker_scale, x.worker_messages,
-                     x.worker_flags},
-                    worker_ranges, {}, s.round1);
-    KernelOptions server;
-    server.lane = kServerLane;
-    if (gate_per_section) {
-      const GateArgs args{s.at.message_bytes, x.ranks, kSkipNonfinite};
-      result.gate_workers = emit_gate(b, s.messages(x.worker_messages), r.prior, args);
-      server.predicate = {result.gate_workers, 0, kCommit};
-    }
-    serve(s, server);
-    exchange_scales(s,
-                    {x.server_blocks, slots.server_counts, slots.server_scale_next, slots.messages,
-                     x.server_flags},
-                    server_ranges, server, s.round2);
-  }
-  if (n != 1 || !gate_per_section)
-    result.gate_workers = gate_all(x, x.worker_messages, r.prior, kSkipNonfinite);
-  result.gate = gate_all(x, slots.messages, {result.gate_workers, 0, kCommit}, kSkipServer);
+  r.levels == nullptr ? emit_one_level(x, &result) : emit_two_levels(x, &result);
+  result.gate = gate_all(x, r.slots.messages, {result.gate_workers, 0, kCommit}, kSkipServer);
   emit_server_reset(x, result.gate);
-  if (r.kept == nullptr) x.coding.undo(b, r);
+  if (r.kept == nullptr && r.slots.worker != kNoSlot) x.coding.undo(b, r);
   return result;
 }
 

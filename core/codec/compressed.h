@@ -5,9 +5,14 @@
 // from the bits.
 //
 // Sections of the layout are independent of each other up to the last decision: section i + 1 is
-// encoded while section i travels. Server state is written beside the current one, so an operation
-// that does not commit leaves it as it was. The exception is kSkipServer: there the state itself
-// may be what makes sums overflow, for ever, so every rank sets it to 0.
+// encoded while section i travels. In two levels (plan/levels.h; specification 1.11, H1 and H2) the
+// ranks of a host average a section in full precision first, and in the end give each other what
+// their shards have become: bits, and the messages of all who have served them. So all ranks decide
+// alike, and what is done with the result is the same.
+//
+// Server state is written beside the current one, so an operation that does not commit leaves it as
+// it was. The exception is kSkipServer: there the state itself may be what makes sums overflow, for
+// ever, so every rank sets it to 0.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +24,7 @@
 
 namespace sotto {
 
-// Uses rounds from builder.next_round() on, two per section.
+// Uses rounds from builder.next_round() on, in one level two per section.
 CompressedResult emit_compressed_all_reduce(PlanBuilder& builder, const CompressedRequest& request);
 
 CompressedMean emit_compressed_mean(PlanBuilder& builder, const CompressedMeanRequest& request);
@@ -30,11 +35,10 @@ struct CompressedCollective {
   uint32_t in = kNoSlot, out = kNoSlot;
   uint32_t verdict = kNoSlot;  // host: word, then (at 8) worker message area, then that of servers
 };
-CompressedCollective emit_compressed_collective(PlanBuilder& builder, int32_t rank,
-                                                const CompressedLayout& layout,
-                                                const CodecSettings& codec,
-                                                std::span<const uint8_t> in_place,
-                                                uint64_t segment_bytes);
+// levels: null: one level.
+CompressedCollective emit_compressed_collective(
+    PlanBuilder& builder, int32_t rank, const CompressedLayout& layout, const CodecSettings& codec,
+    std::span<const uint8_t> in_place, uint64_t segment_bytes, const Levels* levels = nullptr);
 
 // A list of bound slots for the tensors of a layout, followed by zeros for padding that is data.
 uint32_t add_padded_list(PlanBuilder& builder, const CompressedLayout& layout, Dtype type);
@@ -43,13 +47,14 @@ uint32_t add_padded_list(PlanBuilder& builder, const CompressedLayout& layout, D
 uint32_t add_worker_flags(PlanBuilder& builder, const CompressedLayout& layout);
 
 // Adds the slots of a codec's state and result for a layout. Results with scales outlive the
-// operation: bound. kept: not null: takes what encoders change.
+// operation: bound. serves: this rank has a shard. kept: not null: takes what encoders change.
 CompressedSlots add_codec_slots(PlanBuilder& builder, const CompressedLayout& layout,
-                                const CodecSettings& codec, KeptState* kept = nullptr);
+                                const CodecSettings& codec, bool serves = true,
+                                KeptState* kept = nullptr);
 // Of 1 bit.
 inline CompressedSlots add_onebit_slots(PlanBuilder& builder, const CompressedLayout& layout,
-                                        KeptState* kept) {
-  return add_codec_slots(builder, layout, {}, kept);
+                                        bool serves, KeptState* kept) {
+  return add_codec_slots(builder, layout, {}, serves, kept);
 }
 
 }  // namespace sotto

@@ -18,7 +18,7 @@ void decode_all(PlanBuilder& b, const ServerCoding& coding, const CompressedMean
   const uint64_t segment =
       segment_elements(r.segment_bytes, std::max(1u, unit.bytes * 8 / unit.elements));
   for (uint32_t s = 0; s < layout.sections().size(); ++s) {
-    for (uint32_t k = 0; k < layout.ranks(); ++k) {
+    for (uint32_t k = 0; k < layout.servers(); ++k) {
       for (const LayoutSegment& run : layout.segments(s, k, segment)) {
         std::vector<Piece> pieces = layout.worker_pieces(k, run);
         // Neither padding nor padding that is data.
@@ -37,12 +37,15 @@ CompressedMean emit_compressed_mean(PlanBuilder& b, const CompressedMeanRequest&
 
 CompressedMean ServerCoding::mean(PlanBuilder& b, const CompressedMeanRequest& request) const {
   CompressedMean mean;
-  mean.slots = add_codec_slots(b, *request.layout, request.codec, request.kept);
+  const bool serves = request.levels == nullptr || request.levels->serves(request.rank);
+  mean.slots = add_codec_slots(b, *request.layout, request.codec, serves, request.kept);
   mean.slots.valid = request.valid;
   if (mean.slots.server != kNoSlot) b.committed(mean.slots.server);
   CompressedRequest r;
   r.rank = request.rank;
   r.layout = request.layout;
+  r.levels = request.levels;
+  r.host_in = request.in;
   r.scale = request.codec.scale;
   r.slots = mean.slots;
   r.segment_bytes = request.segment_bytes;
@@ -62,7 +65,7 @@ CompressedCollective emit_compressed_collective(PlanBuilder& b, int32_t rank,
                                                 const CompressedLayout& layout,
                                                 const CodecSettings& codec,
                                                 std::span<const uint8_t> in_place,
-                                                uint64_t segment_bytes) {
+                                                uint64_t segment_bytes, const Levels* levels) {
   CompressedCollective c;
   std::vector<uint64_t> bytes;
   for (const LayoutTensor& t : layout.tensors()) bytes.push_back(t.count * 4);
@@ -72,7 +75,7 @@ CompressedCollective emit_compressed_collective(PlanBuilder& b, int32_t rank,
   for (uint32_t i = 0; i < bytes.size(); ++i) {
     if (in_place[i]) b.alias(c.in + i, c.out + i, 0);
   }
-  CompressedMeanRequest r{rank, &layout, codec, c.in, c.out};
+  CompressedMeanRequest r{rank, &layout, codec, c.in, c.out, levels};
   r.commits = true;
   r.segment_bytes = segment_bytes;
   const CompressedMean mean = emit_compressed_mean(b, r);

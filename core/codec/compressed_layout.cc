@@ -10,12 +10,13 @@ uint64_t blocks_of(uint64_t elements) { return (elements + kNormBlock - 1) / kNo
 
 }  // namespace
 
-CompressedLayout::CompressedLayout(std::vector<LayoutTensor> tensors, uint32_t ranks,
+CompressedLayout::CompressedLayout(std::vector<LayoutTensor> tensors, uint32_t servers,
                                    uint64_t align, Granularity granularity, uint64_t bucket,
-                                   bool scales, std::optional<uint32_t> padding_group)
-    : sequence_(std::move(tensors)), ranks_(ranks) {
+                                   bool scales, std::optional<uint32_t> padding_group,
+                                   uint32_t shards)
+    : sequence_(std::move(tensors)), servers_(servers), per_shard_(servers / shards) {
   cut_instances(granularity, bucket);
-  if (padding_group) append_padding(align * ranks, *padding_group);
+  if (padding_group) append_padding(align * servers, *padding_group);
   place_instances(align, granularity == Granularity::kBucket, scales);
 }
 
@@ -63,13 +64,13 @@ void CompressedLayout::place_instances(uint64_t align, bool sections, bool scale
     if (i == 0 || sections) {
       LayoutSection section;
       section.first_instance = i;
-      section.flat_begin = chunk_ * ranks_;
+      section.flat_begin = shard_elements();
       section.server_begin = chunk_;
       sections_.push_back(section);
     }
     LayoutSection& section = sections_.back();
     Instance& instance = instances_[i];
-    const uint64_t unit = align * ranks_;
+    const uint64_t unit = align * servers_;
     instance.section = static_cast<uint32_t>(sections_.size() - 1);
     instance.chunk = align * ((instance.count + unit - 1) / unit);
     instance.chunk_begin = section.chunk;
@@ -78,19 +79,19 @@ void CompressedLayout::place_instances(uint64_t align, bool sections, bool scale
     ++section.instances;
     section.chunk += instance.chunk;
     chunk_ += instance.chunk;
-    worker_blocks_ += blocks_of(instance.chunk) * ranks_;
+    worker_blocks_ += blocks_of(instance.chunk) * servers_;
     server_blocks_ += blocks_of(instance.chunk);
   }
   for (LayoutSection& section : sections_) {
     section.message_offset = message_bytes_;
     section.message_bytes = scale_message_bytes(scales ? section.instances : 0);
-    message_bytes_ += section.message_bytes * ranks_;
+    message_bytes_ += section.message_bytes * servers_;
   }
 }
 
-std::vector<uint32_t> CompressedLayout::flagged_ranks(std::span<const std::byte> area) const {
+std::vector<uint32_t> CompressedLayout::flagged(std::span<const std::byte> area) const {
   std::vector<uint32_t> out;
-  for (uint32_t r = 0; r < ranks_; ++r) {
+  for (uint32_t r = 0; r < servers_; ++r) {
     uint32_t flags = 0;
     for (const LayoutSection& s : sections_) {
       uint32_t word = 0;
@@ -206,22 +207,6 @@ std::vector<Piece> CompressedLayout::server_pieces(uint32_t chunk,
   return out;
 }
 
-std::vector<Piece> CompressedLayout::worker_pieces(uint32_t chunk) const {
-  std::vector<Piece> out;
-  for (uint32_t s = 0; s < sections_.size(); ++s) {
-    append_pieces(chunk, {chunk_begin(sections_[s], chunk), sections_[s].chunk, s}, false, &out);
-  }
-  return out;
-}
-
-std::vector<Piece> CompressedLayout::server_pieces(uint32_t chunk) const {
-  std::vector<Piece> out;
-  for (uint32_t s = 0; s < sections_.size(); ++s) {
-    append_pieces(chunk, {chunk_begin(sections_[s], chunk), sections_[s].chunk, s}, true, &out);
-  }
-  return out;
-}
-
 // Behind the chunks: one run, which has no chunk and no scale.
 std::vector<Piece> CompressedLayout::uncompressed_pieces(uint32_t tensor) const {
   Piece piece;
@@ -268,10 +253,13 @@ std::vector<Piece> CompressedLayout::tensor_pieces(uint32_t tensor) const {
   return out;
 }
 
-std::vector<NormRange> CompressedLayout::worker_ranges() const {
+std::vector<NormRange> CompressedLayout::worker_ranges(uint32_t shard) const {
   std::vector<NormRange> out;
   for (const Instance& i : instances_) {
-    out.push_back({i.worker_first_block, blocks_of(i.chunk) * ranks_, i.count, 0, 0});
+    const uint64_t blocks = blocks_of(i.chunk) * per_shard_;
+    uint64_t count = 0;
+    for (uint32_t k = 0; k < per_shard_; ++k) count += valid(i, shard * per_shard_ + k);
+    out.push_back({i.worker_first_block + shard * blocks, blocks, count, 0, 0});
   }
   return out;
 }
@@ -292,6 +280,31 @@ std::vector<NormRange> CompressedLayout::tensor_ranges() const {
         {sequence_.first_block_of(t), blocks_of(tensor.count), tensor.count, tensor.group, t});
   }
   return out;
+}
+
+namespace {
+
+template <class Pieces>
+std::vector<Piece> whole_chunk(const CompressedLayout& layout, uint32_t chunk, Pieces&& pieces) {
+  std::vector<Piece> out;
+  for (uint32_t s = 0; s < layout.sections().size(); ++s) {
+    const LayoutSection& section = layout.sections()[s];
+    const LayoutSegment all{layout.chunk_begin(section, chunk), section.chunk, s};
+    for (const Piece& piece : pieces(all)) out.push_back(piece);
+  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<Piece> worker_chunk(const CompressedLayout& layout, uint32_t chunk) {
+  return whole_chunk(layout, chunk,
+                     [&](const LayoutSegment& s) { return layout.worker_pieces(chunk, s); });
+}
+
+std::vector<Piece> server_chunk(const CompressedLayout& layout, uint32_t chunk) {
+  return whole_chunk(layout, chunk,
+                     [&](const LayoutSegment& s) { return layout.server_pieces(chunk, s); });
 }
 
 }  // namespace sotto

@@ -4,20 +4,24 @@
 // elements; tensors without elements take no part, nor do those that are never compressed, which
 // lie behind the chunks. A compression instance is a range of it that has scales of its own.
 // Instance i with n_i elements has chunks of K_i = align * ceil(n_i / (align * W)) elements, one
-// per rank.
+// for each of W servers.
+//
+// In one level every rank is a server. In two (plan/levels.h), a shard has as many servers as there
+// are hosts: one on each, which compress that shard with each other. Servers are numbered shard by
+// shard, and in each host by host.
 //
 // A section is a run of instances with rounds and scale messages of its own, so that one can be
-// encoded while another travels. The flat space has section after section; inside a section it is
-// ordered by destination, so that what one rank receives is contiguous: chunk 0 of all instances,
-// chunk 1 of all instances, ... With one section and one instance it is the sequence followed by
-// padding.
+// encoded while another travels. The flat space has shard after shard, and in each section after
+// section; inside a section it is ordered by destination, so that what one server receives is
+// contiguous: chunk 0 of all instances, chunk 1 of all instances, ... With one shard, one section
+// and one instance it is the sequence followed by padding.
 //
 // Padding normally is no data: nothing reads it. Where it is (`padding_group`), every instance ends
 // with a tensor of its own that fills its last chunks; these tensors have the numbers after the
 // registered ones and appear in pieces, but in no norm, average or update of tensors.
 //
-// Scale messages of all ranks (the message area) lie section after section, in each one message per
-// rank. A server's flat space has its own chunk of every section.
+// Scale messages of all servers (the message area) lie section after section, in each one message
+// per server. A server's flat space has its own chunk of every section.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +38,8 @@ namespace sotto {
 struct LayoutSection {
   uint64_t first_instance = 0;
   uint64_t instances = 0;
-  uint64_t flat_begin = 0;
-  uint64_t chunk = 0;           // elements of all its instances per rank
+  uint64_t flat_begin = 0;      // in a shard's part of the flat space
+  uint64_t chunk = 0;           // elements of all its instances per server
   uint64_t server_begin = 0;    // in a server's flat space
   uint64_t message_offset = 0;  // bytes, in the message area
   uint64_t message_bytes = 0;   // of one rank's message
@@ -50,17 +54,20 @@ struct LayoutSegment {
 
 class CompressedLayout {
  public:
-  // align: a positive multiple of 8. bucket: elements, for kBucket. scales: scale messages have
-  // scales; else flags only. padding_group: padding is data of this group; not with kBucket.
-  CompressedLayout(std::vector<LayoutTensor> tensors, uint32_t ranks, uint64_t align,
+  // servers: of all shards, a multiple of `shards`. align: a positive multiple of 8. bucket:
+  // elements, for kBucket. scales: scale messages have scales; else flags only. padding_group:
+  // padding is data of this group; not with kBucket.
+  CompressedLayout(std::vector<LayoutTensor> tensors, uint32_t servers, uint64_t align,
                    Granularity granularity, uint64_t bucket = 0, bool scales = true,
-                   std::optional<uint32_t> padding_group = std::nullopt);
+                   std::optional<uint32_t> padding_group = std::nullopt, uint32_t shards = 1);
 
-  uint32_t ranks() const { return ranks_; }
+  uint32_t servers() const { return servers_; }
+  uint32_t servers_per_shard() const { return per_shard_; }
+  uint64_t shard_elements() const { return chunk_ * per_shard_; }
   uint64_t instances() const { return instances_.size(); }
   uint64_t elements() const { return sequence_.elements(); }  // real elements of all tensors
-  uint64_t chunk_elements() const { return chunk_; }          // of all instances, per rank
-  uint64_t compressed_elements() const { return chunk_ * ranks_; }
+  uint64_t chunk_elements() const { return chunk_; }          // of all instances, per server
+  uint64_t compressed_elements() const { return chunk_ * servers_; }
   uint64_t flat_elements() const { return compressed_elements() + sequence_.uncompressed(); }
   const std::vector<LayoutTensor>& tensors() const { return sequence_.tensors(); }
   // Padding that is data: tensor tensors().size() + i. Empty if padding is no data.
@@ -70,11 +77,11 @@ class CompressedLayout {
   uint64_t elements_with_padding() const { return sequence_.elements_with_padding(); }
   const std::vector<LayoutSection>& sections() const { return sections_; }
   uint64_t message_bytes() const { return message_bytes_; }  // of the message area
-  // Ranks whose messages carry a flag, ascending. area: message_bytes() bytes.
-  std::vector<uint32_t> flagged_ranks(std::span<const std::byte> area) const;
+  // Servers whose messages carry a flag, ascending. area: message_bytes() bytes.
+  std::vector<uint32_t> flagged(std::span<const std::byte> area) const;
   // First flat element of chunk k of a section.
   uint64_t chunk_begin(const LayoutSection& s, uint32_t chunk) const {
-    return s.flat_begin + chunk * s.chunk;
+    return chunk / per_shard_ * shard_elements() + s.flat_begin + chunk % per_shard_ * s.chunk;
   }
 
   // Cuts chunk k of a section into runs of about `elements`; cuts lie where norm blocks start.
@@ -85,16 +92,13 @@ class CompressedLayout {
   // The same for the server side: flat counts in the server's own flat space, norm blocks are this
   // chunk's, `message` is the index of the scale inside one message of the section.
   std::vector<Piece> server_pieces(uint32_t chunk, const LayoutSegment& segment) const;
-  // Whole chunk k of every section, for the worker and for the server side.
-  std::vector<Piece> worker_pieces(uint32_t chunk) const;
-  std::vector<Piece> server_pieces(uint32_t chunk) const;
   // Pieces of one tensor (or padding) in its own order; norm blocks count from the tensor's start,
   // first tensor_range(t).first_block.
   std::vector<Piece> tensor_pieces(uint32_t tensor) const;
 
-  // Norm ranges: worker scale of every instance, server scale of every instance in chunk k, norm of
-  // every tensor.
-  std::vector<NormRange> worker_ranges() const;
+  // Norm ranges: worker scale of every instance in a shard, server scale of every instance in chunk
+  // k, norm of every tensor.
+  std::vector<NormRange> worker_ranges(uint32_t shard) const;
   std::vector<NormRange> server_ranges(uint32_t chunk) const;
   std::vector<NormRange> tensor_ranges() const;
   uint64_t worker_blocks() const { return worker_blocks_; }
@@ -125,10 +129,14 @@ class CompressedLayout {
   TensorSequence sequence_;
   std::vector<Instance> instances_;
   std::vector<LayoutSection> sections_;
-  uint32_t ranks_;
+  uint32_t servers_, per_shard_;
   uint64_t chunk_ = 0;
   uint64_t message_bytes_ = 0;
   uint64_t worker_blocks_ = 0, server_blocks_ = 0;
 };
+
+// Whole chunk k of every section, for the worker and for the server side.
+std::vector<Piece> worker_chunk(const CompressedLayout& layout, uint32_t chunk);
+std::vector<Piece> server_chunk(const CompressedLayout& layout, uint32_t chunk);
 
 }  // namespace sotto

@@ -7,12 +7,13 @@
 
 #include "core/codec/compressed_layout.h"
 #include "core/plan/late_inputs.h"
+#include "core/plan/levels.h"
 
 namespace sotto {
 
 // Slots of the state and of the result. All are bound slots except where noted.
 struct CompressedSlots {
-  uint32_t worker = kNoSlot;        // with scales: c, else e: compressed_elements float32
+  uint32_t worker = kNoSlot;        // with scales: c, else e: shard_elements float32
   uint32_t worker_scale = kNoSlot;  // S: float32 per instance
   uint32_t server = kNoSlot;        // the same of the server: chunk_elements float32
   uint32_t server_scale = kNoSlot;  // R of the own chunk: float32 per instance
@@ -25,10 +26,12 @@ struct CompressedSlots {
   uint32_t messages = kNoSlot;       // result: message area
 };
 
-// Where an encoder is to put its output.
+// What an encoder reads, and where it is to put its output. Its pieces count flat elements from the
+// beginning of this rank's shard.
 struct EncodeTarget {
-  uint32_t bits = kNoSlot;    // payload
-  uint64_t bits_base = 0;     // flat index of its first element
+  uint32_t in = kNoSlot;      // two levels: list of the host's mean; kNoSlot: what the caller has
+  uint64_t shard_begin = 0;   // in the flat space
+  uint32_t bits = kNoSlot;    // payload of the shard
   uint32_t blocks = kNoSlot;  // worker block sums
   uint32_t flags = kNoSlot;
   uint64_t flags_offset = 0;
@@ -37,6 +40,9 @@ struct EncodeTarget {
 struct CompressedRequest {
   int32_t rank = 0;
   const CompressedLayout* layout = nullptr;
+  // Two levels: ranks of a host average `host_in` in full precision, and what is encoded is that.
+  const Levels* levels = nullptr;  // null: one level
+  uint32_t host_in = kNoSlot;      // list of float32, one slot per tensor
   ScaleKind scale = ScaleKind::kL2;
   CompressedSlots slots;
   // A word per section (add_worker_flags), in which this rank's other work of the operation raises
@@ -63,7 +69,7 @@ struct RankWeights {
 };
 
 struct CompressedResult {
-  uint32_t worker_messages = kNoSlot;  // scratch: message area of all workers
+  uint32_t worker_messages = kNoSlot;  // scratch: message area of all workers, by server
   uint32_t gate_workers = kNoSlot;     // word: no worker met a non-finite value
   uint32_t gate = kNoSlot;             // word: all may commit
 };
@@ -74,6 +80,7 @@ struct CompressedMeanRequest {
   const CompressedLayout* layout = nullptr;
   CodecSettings codec;
   uint32_t in = kNoSlot, out = kNoSlot;  // lists of slots, one per tensor, which may be the same
+  const Levels* levels = nullptr;        // null: one level
   // Codecs with scales: elements that take part, flat bits; the others are 0 in `out`. kNoSlot: all
   // do.
   uint32_t valid = kNoSlot;

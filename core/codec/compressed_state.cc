@@ -77,15 +77,19 @@ template <class Visit>
 Status CompressedState::for_each_array(const CompressedLayout& layout, Visit&& visit) {
   if (!settings_.residual) return ok_status();
   const uint64_t instances = layout.instances();
-  SOTTO_TRY(visit(worker_, layout.compressed_elements() * 4));
+  if (place_.serves) SOTTO_TRY(visit(worker_, layout.shard_elements() * 4));
   if (!settings_.server_residual()) return ok_status();
-  for (DeviceArray& server : server_) SOTTO_TRY(visit(server, layout.chunk_elements() * 4));
+  if (place_.serves) {
+    for (DeviceArray& error : server_error_) SOTTO_TRY(visit(error, layout.chunk_elements() * 4));
+  }
   if (!has_scales()) return ok_status();
-  SOTTO_TRY(visit(worker_scale_, instances * 4));
-  SOTTO_TRY(visit(worker_counts_, instances * 8));
-  SOTTO_TRY(visit(server_counts_, instances * 8));
+  if (place_.serves) {
+    SOTTO_TRY(visit(worker_scale_, instances * 4));
+    SOTTO_TRY(visit(worker_counts_, instances * 8));
+    SOTTO_TRY(visit(server_counts_, instances * 8));
+    for (DeviceArray& scale : server_scale_) SOTTO_TRY(visit(scale, instances * 4));
+  }
   for (int i = 0; i < 2; ++i) {
-    SOTTO_TRY(visit(server_scale_[i], instances * 4));
     SOTTO_TRY(visit(bits_[i], layout.compressed_elements() / 8));
     SOTTO_TRY(visit(messages_[i], layout.message_bytes()));
   }
@@ -106,13 +110,21 @@ uint64_t CompressedState::bytes_of(const CompressedLayout& layout, const CodecSe
 
 Result<CompressedState> CompressedState::make(const Comm& comm, const DeviceAccess& access,
                                               const CompressedLayout& layout,
-                                              const CodecSettings& settings) {
+                                              const CodecSettings& settings, const Levels* levels) {
   CompressedState s;
   s.access_ = access;
   s.layout_ = &layout;
   s.settings_ = settings;
-  s.rank_ = comm.rank();
-  s.size_ = comm.size();
+  s.place_.rank = comm.rank();
+  s.place_.size = comm.size();
+  s.place_.server = static_cast<uint32_t>(comm.rank());
+  if (levels != nullptr) {
+    s.place_.server = levels->server_of(comm.rank());
+    s.place_.serves = levels->serves(comm.rank());
+    s.place_.per_host = static_cast<float>(levels->per_host());
+    s.place_.hierarchy = fmt::format("{}, hosts", hierarchy_name(levels->kind));
+    for (const int32_t host : levels->host_of) s.place_.hierarchy += fmt::format(" {}", host);
+  }
   SOTTO_TRY(s.for_each_array(layout, [&](DeviceArray& array, uint64_t bytes) -> Status {
     SOTTO_ASSIGN(array, DeviceArray::make(access.device(), bytes));
     return ok_status();
@@ -128,8 +140,8 @@ void CompressedState::bind(Run& run, const CompressedSlots& slots, int current) 
     if (slot != kNoSlot) run.bases[slot] = array.data();
   };
   set(slots.worker, worker_);
-  set(slots.server, server_[current]);
-  set(slots.server_next, server_[next]);
+  set(slots.server, server_error_[current]);
+  set(slots.server_next, server_error_[next]);
   if (!has_scales()) return;
   set(slots.worker_scale, worker_scale_);
   set(slots.server_scale, server_scale_[current]);
@@ -146,14 +158,15 @@ void CompressedState::bind_current(Run& run, uint32_t bits_slot, uint32_t messag
 }
 
 Status CompressedState::set_counts(const std::vector<uint8_t>& valid_bits) {
+  if (!place_.serves) return ok_status();
   std::vector<uint64_t> worker(layout_->instances()), server(layout_->instances());
   SOTTO_TRY(for_each_run(*layout_, true, [&](const TensorRun& run) {
     if (!layout_->compressed(run.tensor)) return ok_status();
     return run.each_part([&](const Piece& p, uint64_t flat, uint64_t, uint64_t n) {
       uint64_t valid = 0;
       for (uint64_t f = flat; f < flat + n; ++f) valid += (valid_bits[f / 8] >> (7 - f % 8)) & 1u;
-      worker[p.scale] += valid;
-      if (p.chunk == static_cast<uint32_t>(rank_)) server[p.scale] += valid;
+      if (works_on(p)) worker[p.scale] += valid;
+      if (serves(p)) server[p.scale] += valid;
       return ok_status();
     });
   }));
@@ -163,20 +176,30 @@ Status CompressedState::set_counts(const std::vector<uint8_t>& valid_bits) {
 
 ErrorFeedback CompressedState::no_errors() const {
   ErrorFeedback r;
-  r.rank = rank_;
-  r.size = size_;
+  r.rank = place_.rank;
+  r.size = place_.size;
   r.chunk_align = settings_.chunk_align;
   r.granularity = granularity_name(settings_.granularity);
   r.bucket_elements = settings_.bucket_elements;
   r.scale = coding_of(settings_.kind).state_name(settings_);
+  r.hierarchy = place_.hierarchy;
   return r;
 }
 
+// In one level also those of tensors that are never compressed.
 uint64_t CompressedState::worker_values() const {
-  return settings_.residual ? layout_->elements_with_padding() : 0;
+  if (!settings_.residual) return 0;
+  if (place_.hierarchy.empty()) return layout_->elements_with_padding();
+  uint64_t values = 0;
+  for (uint32_t k = 0; k < layout_->servers(); ++k) {
+    for (const Piece& piece : worker_chunk(*layout_, k)) {
+      if (piece.tensor != kNoTensor && works_on(piece)) values += piece.count;
+    }
+  }
+  return values;
 }
 uint64_t CompressedState::server_values() const {
-  return settings_.server_residual() ? layout_->chunk_elements() : 0;
+  return settings_.server_residual() && place_.serves ? layout_->chunk_elements() : 0;
 }
 
 Result<std::vector<float>> CompressedState::scales_of(const DeviceArray& scales) const {
@@ -193,7 +216,12 @@ Status CompressedState::worker_run(const TensorRun& run, const std::vector<float
   }
   const auto* worker = static_cast<const float*>(worker_.data());
   return run.each_part([&](const Piece& p, uint64_t flat, uint64_t at, uint64_t n) -> Status {
-    SOTTO_TRY(access_.copy_and_wait(out + at, worker + flat, n * sizeof(float)));
+    if (!works_on(p)) {
+      std::fill_n(out + at, n, 0.0f);
+      return ok_status();
+    }
+    const float* from = worker + (flat - shard_begin());
+    SOTTO_TRY(access_.copy_and_wait(out + at, from, n * sizeof(float)));
     for (uint64_t j = 0; j < n; ++j) {
       float& e = out[at + j];
       e = is_valid(valid_bits, flat + j) ? residual_of(e, scales[p.scale]) : 0.0f;
@@ -204,24 +232,26 @@ Status CompressedState::worker_run(const TensorRun& run, const std::vector<float
 
 Status CompressedState::worker_errors(const std::vector<uint8_t>& valid_bits,
                                       const FloatSink& sink) const {
-  if (!settings_.residual) return ok_status();
+  if (!settings_.residual || !place_.serves) return ok_status();
   SOTTO_ASSIGN(const std::vector<float> scales, scales_of(worker_scale_));
   std::vector<float> values;
   return for_each_run(*layout_, true, [&](const TensorRun& run) -> Status {
     values.resize(run.count);
     SOTTO_TRY(worker_run(run, scales, valid_bits, values.data()));
-    return sink(values);
+    if (place_.hierarchy.empty()) return sink(values);
+    return run.each_part([&](const Piece& p, uint64_t, uint64_t at, uint64_t n) {
+      return works_on(p) ? sink(std::span<const float>(values).subspan(at, n)) : ok_status();
+    });
   });
 }
 
 Status CompressedState::server_errors(const std::vector<uint8_t>& valid_bits,
                                       const FloatSink& sink) const {
-  if (!settings_.server_residual()) return ok_status();
+  if (!settings_.server_residual() || !place_.serves) return ok_status();
   SOTTO_ASSIGN(const std::vector<float> scales, scales_of(server_scale_[current_]));
-  const auto me = static_cast<uint32_t>(rank_);
-  const std::vector<Piece> pieces = layout_->server_pieces(me);
-  const std::vector<Piece> places = layout_->worker_pieces(me);  // of the same elements
-  const auto* server = static_cast<const float*>(server_[current_].data());
+  const std::vector<Piece> pieces = server_chunk(*layout_, place_.server);
+  const std::vector<Piece> places = worker_chunk(*layout_, place_.server);  // of the same elements
+  const auto* server = static_cast<const float*>(server_error_[current_].data());
   size_t i = 0;
   for (uint64_t at = 0; at < layout_->chunk_elements(); at += kRunElements) {
     const uint64_t end = std::min(at + kRunElements, layout_->chunk_elements());
@@ -245,16 +275,18 @@ Status CompressedState::server_errors(const std::vector<uint8_t>& valid_bits,
 Status CompressedState::mean_worker_errors(Comm& comm, const std::vector<uint8_t>& valid_bits,
                                            const FloatSink& sink) const {
   std::vector<float> scales;
-  if (settings_.residual) {
+  if (settings_.residual && place_.serves) {
     SOTTO_ASSIGN(scales, scales_of(worker_scale_));
   }
   const auto read = [&](const TensorRun& run, float* out) {
     return settings_.residual ? worker_run(run, scales, valid_bits, out) : ok_status();
   };
-  const auto average = [&](std::span<float> values) {
-    return settings_.residual
-               ? reduce(comm, values.data(), values.size(), Dtype::kF32, ReduceOp::kMean)
-               : ok_status();
+  // In two levels one rank of every host has the error of an element.
+  const auto average = [&](std::span<float> values) -> Status {
+    if (!settings_.residual) return ok_status();
+    SOTTO_TRY(reduce(comm, values.data(), values.size(), Dtype::kF32, ReduceOp::kMean));
+    for (float& value : values) value *= place_.per_host;
+    return ok_status();
   };
   return for_each_batch(*layout_, read, average, sink);
 }
@@ -262,9 +294,9 @@ Status CompressedState::mean_worker_errors(Comm& comm, const std::vector<uint8_t
 uint64_t CompressedState::server_position(uint64_t flat) const {
   const std::vector<LayoutSection>& all = layout_->sections();
   const LayoutSection& s = *std::prev(
-      std::upper_bound(all.begin(), all.end(), flat,
+      std::upper_bound(all.begin(), all.end(), flat - shard_begin(),
                        [](uint64_t f, const LayoutSection& o) { return f < o.flat_begin; }));
-  return s.server_begin + (flat - layout_->chunk_begin(s, static_cast<uint32_t>(rank_)));
+  return s.server_begin + (flat - layout_->chunk_begin(s, place_.server));
 }
 
 // Every error has one owner; the others add no bits.
@@ -272,14 +304,14 @@ Status CompressedState::mean_server_errors(Comm& comm, const std::vector<uint8_t
                                            const FloatSink& sink) const {
   const bool there = settings_.server_residual();
   std::vector<float> scales;
-  if (there) {
+  if (there && place_.serves) {
     SOTTO_ASSIGN(scales, scales_of(server_scale_[current_]));
   }
-  const auto* server = static_cast<const float*>(server_[current_].data());
+  const auto* server = static_cast<const float*>(server_error_[current_].data());
   const auto read = [&](const TensorRun& run, float* out) -> Status {
     if (!there || !layout_->compressed(run.tensor)) return ok_status();
     return run.each_part([&](const Piece& p, uint64_t flat, uint64_t at, uint64_t n) -> Status {
-      if (p.chunk != static_cast<uint32_t>(rank_)) return ok_status();
+      if (!serves(p)) return ok_status();
       SOTTO_TRY(access_.copy_and_wait(out + at, server + server_position(flat), n * sizeof(float)));
       for (uint64_t j = 0; j < n; ++j) {
         float& e = out[at + j];
@@ -297,19 +329,29 @@ Status CompressedState::mean_server_errors(Comm& comm, const std::vector<uint8_t
 
 Status CompressedState::check_settings(const ErrorFeedback& r, uint64_t worker_given,
                                        uint64_t server_given) const {
-  if (r.size != size_) {
+  if (r.size != place_.size) {
     return invalid_argument(
         "the error feedback is of rank {0} of {1}, this is rank {2} of {3}; import the state in "
         "mode "
         "reset, where error feedback starts at zero, or have the {1} ranks export it in mode mean, "
         "which any number of ranks can import",
-        r.rank, r.size, rank_, size_);
+        r.rank, r.size, place_.rank, place_.size);
   }
-  if (r.rank != rank_) {
+  if (r.rank != place_.rank) {
     return invalid_argument(
         "the error feedback is of rank {} of {}, this is rank {} of {}; import the state that this "
         "rank has exported, or this one in mode reset",
-        r.rank, r.size, rank_, size_);
+        r.rank, r.size, place_.rank, place_.size);
+  }
+  if (r.hierarchy != place_.hierarchy) {
+    const auto shown = [](const std::string& hierarchy) {
+      return hierarchy.empty() ? std::string("flat") : printable(hierarchy);
+    };
+    return invalid_argument(
+        "the error feedback is of the hierarchy \"{}\", here it is \"{}\"; import the state in "
+        "mode "
+        "reset, or have its ranks export it in mode mean, which any hierarchy can import",
+        shown(r.hierarchy), shown(place_.hierarchy));
   }
   const std::string_view granularity = granularity_name(settings_.granularity);
   const std::string scale = coding_of(settings_.kind).state_name(settings_);
@@ -338,7 +380,7 @@ Status CompressedState::check(const ErrorFeedback& r) const {
 }
 
 Status CompressedState::clear_errors() {
-  if (!settings_.residual) return ok_status();
+  if (!settings_.residual || !place_.serves) return ok_status();
   const std::vector<float> zeros(kRunElements, 0.0f);
   const auto clear = [&](const DeviceArray& array, uint64_t elements) -> Status {
     auto* first = static_cast<float*>(array.data());
@@ -348,29 +390,35 @@ Status CompressedState::clear_errors() {
     }
     return ok_status();
   };
-  SOTTO_TRY(clear(worker_, layout_->compressed_elements()));
+  SOTTO_TRY(clear(worker_, layout_->shard_elements()));
   if (!settings_.server_residual()) return ok_status();
-  SOTTO_TRY(clear(server_[current_], layout_->chunk_elements()));
+  SOTTO_TRY(clear(server_error_[current_], layout_->chunk_elements()));
   if (!has_scales()) return ok_status();
   SOTTO_TRY(clear(worker_scale_, layout_->instances()));
   return clear(server_scale_[current_], layout_->instances());
 }
 
+// padding: they are this rank's own, not those of all.
 Status CompressedState::put_worker_errors(const FloatSource& source, bool padding) {
+  const bool shard = padding && !place_.hierarchy.empty();
+  if (shard && !place_.serves) return ok_status();
   auto* worker = static_cast<float*>(worker_.data());
   std::vector<float> values;
   return for_each_run(*layout_, padding, [&](const TensorRun& run) -> Status {
     values.resize(run.count);
-    SOTTO_TRY(source(values));
+    if (!shard) SOTTO_TRY(source(values));
     if (!layout_->compressed(run.tensor)) return ok_status();
-    return run.each_part([&](const Piece&, uint64_t flat, uint64_t at, uint64_t n) {
-      return access_.upload(worker + flat, std::span<const float>(values).subspan(at, n));
+    return run.each_part([&](const Piece& p, uint64_t flat, uint64_t at, uint64_t n) -> Status {
+      if (!works_on(p)) return ok_status();
+      const std::span<float> part = std::span(values).subspan(at, n);
+      if (shard) SOTTO_TRY(source(part));
+      return access_.upload(worker + (flat - shard_begin()), std::span<const float>(part));
     });
   });
 }
 
 Status CompressedState::put_server_errors(const FloatSource& source) {
-  auto* server = static_cast<float*>(server_[current_].data());
+  auto* server = static_cast<float*>(server_error_[current_].data());
   std::vector<float> values;
   for (uint64_t at = 0; at < server_values(); at += kRunElements) {
     values.resize(std::min(kRunElements, server_values() - at));
@@ -382,7 +430,7 @@ Status CompressedState::put_server_errors(const FloatSource& source) {
 
 Status CompressedState::put_mean_server_errors(const FloatSource& source) {
   const bool servers = settings_.server_residual();
-  auto* server = static_cast<float*>(server_[current_].data());
+  auto* server = static_cast<float*>(server_error_[current_].data());
   auto* worker = static_cast<float*>(worker_.data());
   std::vector<float> values, errors;
   return for_each_run(*layout_, false, [&](const TensorRun& run) -> Status {
@@ -391,7 +439,7 @@ Status CompressedState::put_mean_server_errors(const FloatSource& source) {
     return run.each_part([&](const Piece& p, uint64_t flat, uint64_t at, uint64_t n) -> Status {
       if (!layout_->compressed(run.tensor)) return ok_status();
       const auto part = std::span<const float>(values).subspan(at, n);
-      if (servers && p.chunk != static_cast<uint32_t>(rank_)) return ok_status();
+      if (servers && !serves(p)) return ok_status();
       if (servers) return access_.upload(server + server_position(flat), part);
       // Without servers the errors of every worker are as much larger.
       errors.resize(n);
@@ -447,7 +495,8 @@ uint64_t CompressedState::bytes() const {
   uint64_t sum =
       worker_.bytes() + worker_scale_.bytes() + worker_counts_.bytes() + server_counts_.bytes();
   for (int i = 0; i < 2; ++i) {
-    sum += server_[i].bytes() + server_scale_[i].bytes() + bits_[i].bytes() + messages_[i].bytes();
+    sum += server_error_[i].bytes() + server_scale_[i].bytes() + bits_[i].bytes() +
+           messages_[i].bytes();
   }
   return sum;
 }

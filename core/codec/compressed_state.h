@@ -25,15 +25,16 @@ struct ErrorFeedback {
   std::string granularity;       // "flat", "group", "tensor" or "bucket"
   uint64_t bucket_elements = 0;  // "bucket"
   std::string scale;             // what this is the error of: Coding::state_name
-  std::vector<float> worker;     // e of every element, the tensors one after the other, then
-                                 // padding that is data
+  std::string hierarchy;         // empty: one level; else kind and every rank's host
+  std::vector<float> worker;     // e of every element of the own shard, the tensors one after the
+                                 // other, then padding that is data
   std::vector<float> server;     // e of the own chunk, in the chunk's order
 };
 
 // Error feedback of all ranks in the order of the tensors, one after the other: what it adds to the
 // future results does not depend on the number of ranks (specification, I5 and section 12).
 struct MeanErrorFeedback {
-  std::vector<float> worker;  // mean over ranks of the workers' errors
+  std::vector<float> worker;  // mean over the workers of a shard of their errors
   std::vector<float> server;  // errors of the servers
 };
 
@@ -41,11 +42,12 @@ class CompressedState {
  public:
   CompressedState() = default;
   // The layout must outlive the state. Residuals are 0; counts are those of an unmasked layout.
+  // levels: of the comm's ranks; null: one level.
   static Result<CompressedState> make(const Comm& comm, const DeviceAccess& access,
-                                      const CompressedLayout& layout,
-                                      const CodecSettings& settings);
+                                      const CompressedLayout& layout, const CodecSettings& settings,
+                                      const Levels* levels = nullptr);
 
-  // What bytes() of such a state is.
+  // What bytes() of such a state is, in one level.
   static uint64_t bytes_of(const CompressedLayout& layout, const CodecSettings& settings);
 
   // Binds the slots; the result and the new server residual go to the buffers that are not current.
@@ -101,6 +103,15 @@ class CompressedState {
   uint64_t bytes() const;
 
  private:
+  // Of this rank.
+  struct Place {
+    int32_t rank = 0, size = 1;
+    uint32_t server = 0;    // number among servers
+    bool serves = true;     // it has a shard
+    std::string hierarchy;  // ErrorFeedback::hierarchy
+    float per_host = 1;     // ranks of a host
+  };
+
   // visit(array, bytes) for every array that the settings call for, until one fails.
   template <class Visit>
   Status for_each_array(const CompressedLayout& layout, Visit&& visit);
@@ -110,13 +121,20 @@ class CompressedState {
   // Where an element of the own chunk is in the server's flat space.
   uint64_t server_position(uint64_t flat) const;
   bool has_scales() const { return settings_.row().scales; }
+  bool serves(const Piece& piece) const { return place_.serves && piece.chunk == place_.server; }
+  // In the own shard.
+  bool works_on(const Piece& piece) const {
+    return place_.serves && piece.chunk / layout_->servers_per_shard() == shard();
+  }
+  uint32_t shard() const { return place_.server / layout_->servers_per_shard(); }
+  uint64_t shard_begin() const { return shard() * layout_->shard_elements(); }
 
   DeviceAccess access_;
   const CompressedLayout* layout_ = nullptr;
   CodecSettings settings_;
-  int32_t rank_ = 0, size_ = 1;
+  Place place_;
   DeviceArray worker_, worker_scale_, worker_counts_, server_counts_;
-  DeviceArray server_[2], server_scale_[2];
+  DeviceArray server_error_[2], server_scale_[2];
   DeviceArray bits_[2], messages_[2];
   int current_ = 0;
 };

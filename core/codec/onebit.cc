@@ -4,22 +4,24 @@
 namespace sotto {
 namespace {
 
-OperandRef valid_operand(uint32_t slot, const CompressedLayout& layout) {
-  return slot == kNoSlot ? absent() : whole(slot, Access::kRead, 0, layout.flat_elements() / 8);
+// begin: the flat element that is the first one for the kernel.
+OperandRef valid_operand(uint32_t slot, const CompressedLayout& layout, uint64_t begin = 0) {
+  if (slot == kNoSlot) return absent();
+  return whole(slot, Access::kRead, begin / 8, (layout.flat_elements() - begin) / 8);
 }
 
 class OnebitCoding final : public ServerCoding {
  public:
   void encode(PlanBuilder& b, const CompressedMeanRequest& r, const CompressedSlots& slots,
               std::vector<Piece> pieces, const EncodeTarget& to) const override {
-    const EncodeArgs args{to.bits_base, r.codec.scale, false};
+    const EncodeArgs args{0, r.codec.scale, false};
     b.kernel_with_undo<kernels::OnebitEncode>(
-        {.x = list(r.in, Access::kRead, 32),
+        {.x = list(to.in == kNoSlot ? r.in : to.in, Access::kRead, 32),
          .to = {.c = flat(slots.worker, Access::kReadWrite, 32),
                 .old_scales = scales(slots.worker_scale, Access::kRead),
-                .bits = flat(to.bits, Access::kWrite, 1, to.bits_base),
+                .bits = flat(to.bits, Access::kWrite, 1),
                 .sums = blocks(to.blocks, Access::kWrite),
-                .valid = valid_operand(slots.valid, *r.layout),
+                .valid = valid_operand(slots.valid, *r.layout, to.shard_begin),
                 .flags = whole(to.flags, Access::kReadWrite, to.flags_offset, 4)}},
         std::move(pieces), args, r.kept == nullptr);
   }
@@ -27,7 +29,7 @@ class OnebitCoding final : public ServerCoding {
   void serve(PlanBuilder& b, const CompressedRequest& r, ServerRun run,
              const KernelOptions& options) const override {
     const CompressedSlots& slots = r.slots;
-    const ServerArgs args{run.rows.row_bytes, run.shift, run.scales, r.layout->ranks(), r.scale};
+    const ServerArgs args{run.rows.row_bytes, run.shift, run.scales, run.rows.rows, r.scale};
     run.rows.unit_bits = run.rows.unit_elements = 1;
     b.kernel<kernels::OnebitServer>({.rows = run.rows,
                                      .messages = run.messages,

@@ -10,10 +10,10 @@ class QuantCoding final : public ServerCoding {
   void encode(PlanBuilder& b, const CompressedMeanRequest& r, const CompressedSlots& slots,
               std::vector<Piece> pieces, const EncodeTarget& to) const override {
     const CodecSettings& codec = r.codec;
-    const QuantArgs args{to.bits_base, 0, codec.block, 0, codec.kind};
+    const QuantArgs args{0, 0, codec.block, 0, codec.kind};
     kernels::QuantEncodeOperands<OperandRef> operands{
-        .x = list(r.in, Access::kRead, 32),
-        .payload = payload_operand(to.bits, Access::kWrite, codec.unit(), to.bits_base),
+        .x = list(to.in == kNoSlot ? r.in : to.in, Access::kRead, 32),
+        .payload = payload_operand(to.bits, Access::kWrite, codec.unit()),
         .flags = whole(to.flags, Access::kReadWrite, to.flags_offset, 4)};
     if (!codec.residual) {
       b.kernel<kernels::QuantEncode>(operands, std::move(pieces), args);
@@ -27,7 +27,7 @@ class QuantCoding final : public ServerCoding {
              const KernelOptions& options) const override {
     const CompressedSlots& slots = r.slots;
     const PayloadUnit unit = payload_unit(r.kind, r.block);
-    const QuantArgs args{0, run.rows.row_bytes, r.block, r.layout->ranks(), r.kind};
+    const QuantArgs args{0, run.rows.row_bytes, r.block, run.rows.rows, r.kind};
     const bool residual = slots.server != kNoSlot;
     b.kernel<kernels::QuantServer>(
         {.rows = run.rows,

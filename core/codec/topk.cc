@@ -29,7 +29,7 @@ class Gather {
       : b_(b),
         r_(r),
         layout_(*r.layout),
-        ranks_(layout_.ranks()),
+        ranks_(layout_.servers()),
         me_(static_cast<uint32_t>(r.rank)),
         round_(b.next_round()) {
     cut();
@@ -37,7 +37,7 @@ class Gather {
 
   CompressedMean emit() {
     CompressedMean mean;
-    mean.slots = add_codec_slots(b_, layout_, r_.codec, r_.kept);
+    mean.slots = add_codec_slots(b_, layout_, r_.codec, true, r_.kept);
     rows_ = b_.scratch(std::max<uint64_t>(1, bytes_ * ranks_));
     flags_ = b_.scratch(4);
     b_.fill({flags_, 0, 4}, 0);

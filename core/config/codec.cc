@@ -121,7 +121,20 @@ Result<CodecSettings> read_codec(const Json& object, const std::string& path, Fi
   if (s.row().scales) SOTTO_TRY(read_scales(reader, s, findings));
   if (s.row().block != 0) SOTTO_TRY(read_blocks(reader, s, findings));
   if (s.row().sparse) SOTTO_TRY(read_sparse(reader, s, findings));
+  read_word(reader, "hierarchy", s.hierarchy);
+  if (s.compat && s.hierarchy != Hierarchy::kFlat) {
+    return findings.fail(
+        reader.path_of("hierarchy"),
+        fmt::format("in mode compat: found {}, allowed is flat", hierarchy_name(s.hierarchy)));
+  }
   return s;
+}
+
+Status refuse_hierarchy(const CodecSettings& codec, const std::string& path,
+                        std::string_view instead, Findings& findings) {
+  if (codec.hierarchy == Hierarchy::kFlat) return ok_status();
+  return findings.fail(path + ".hierarchy", fmt::format("found {}, allowed here is flat{}",
+                                                        hierarchy_name(codec.hierarchy), instead));
 }
 
 Result<CodecSettings> parse_codec(std::string_view text) {

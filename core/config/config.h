@@ -145,6 +145,7 @@ struct SottoConfig : OneBitConfig {
   StateType state_dtype = StateType::kF32;
   // Of the gradients' average of types that are not 1-bit; nothing: full precision.
   std::optional<CodecSettings> gradient_codec;
+  Hierarchy hierarchy = Hierarchy::kFlat;  // of all averages
   std::vector<GroupOverride> param_groups;
   std::optional<OuterConfig> outer;      // nothing: there are no outer steps
   std::optional<OverlapConfig> overlap;  // of steps; nothing: the file does not ask for it

@@ -4,6 +4,7 @@
 
 #include <limits>
 
+#include "core/base/hierarchy.h"
 #include "core/base/transports.h"
 #include "core/config/optimizer_types.h"
 
@@ -286,6 +287,9 @@ constexpr KeySpec kTable[] = {
     {kSotto, "state_dtype", kAll, kText, false, kNoRange, "fp32|bf16|fp8", kActs,
      "type of momentum and variance between steps (SGD, Adam, AdamW, Lion)"},
     {kSotto, "gradient_codec", kAll, kObject, true, kNoRange, "", kActs, "see its keys"},
+    {kSotto, "hierarchy", kAll, kText, false, kNoRange, kHierarchies, kActs,
+     "two levels of averages: full precision inside hosts, what the type sends between them; "
+     "auto: sharded where several hosts have equally many ranks, more than one"},
     {kSotto, "outer", kAll, kObject, true, kNoRange, "", kActs, "see its keys"},
     {kSotto, "overlap", kAll, kObject, true, kNoRange, "", kActs, "see its keys"},
     {kSotto, "param_groups", kAll, kObjectList, false, kNoRange, "", kActs, "hyper-parameters of group 0, 1, ..."},
@@ -306,6 +310,7 @@ constexpr KeySpec kTable[] = {
     {kCodec, "bucket_elements", kScaled, kInt, false, kBucket, "", kActs, "elements that share a scale with granularity bucket"},
     {kCodec, "block", kBlocks, kInt, false, Range{kMinQuantBlock, kMaxQuantBlock}, "", kActs, "elements that share a scale"},
     {kCodec, "residual", kMayFeedBack, kBool, false, kNoRange, "", kActs, "error feedback"},
+    {kCodec, "hierarchy", kServed, kText, false, kNoRange, kHierarchies, kActs, "two levels: full precision inside hosts, the codec between them"},
     {kCodec, "block", kSparse, kInt, false, Range{kMinSparseBlock, kMaxSparseBlock}, "", kActs, "elements of which k are sent"},
     {kCodec, "k", kSparse, kInt, false, Range{1, kMaxSparseBlock}, "", kActs, "elements that are sent of a block"},
     {kCodec, "bits", kSparse, kInt, false, Range{2, 32}, "", kActs, "of a value"},

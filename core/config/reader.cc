@@ -192,7 +192,9 @@ Status ObjectReader::check(std::string_view key, const Json& value, Findings& fi
     findings.keys.push_back({path, "null", "ignored", "null is the same as leaving the key out"});
     return ok_status();
   }
-  if (value == "auto" && spec->type != KeyType::kAny && spec->type != KeyType::kIntOrAuto) {
+  const bool takes_auto = spec->type == KeyType::kAny || spec->type == KeyType::kIntOrAuto ||
+                          word_position(spec->words, "auto").has_value();
+  if (value == "auto" && !takes_auto) {
     return findings.fail(path,
                          fmt::format("found \"auto\", which the training program has to replace "
                                      "before; put {} there",

@@ -139,7 +139,10 @@ Json stages_json(const Config& config, const Request& request) {
   } else if (request.known()) {
     bytes.full = full_precision_bytes(request.n_params, request.world, communication_bytes(config));
     const std::optional<CodecSettings> codec = config.compression(request.world);
-    if (codec && !partly_compressed(config))
+    // How many ranks share a host is not known.
+    const bool flat = config.sotto.hierarchy == Hierarchy::kFlat;
+    if (!flat) bytes.full.reset();
+    if (codec && flat && !partly_compressed(config))
       bytes.compressed = compressed_sizes(*codec, request.n_params, request.world).payload;
   }
   if (config.optimizer.kind == OptimizerKind::kNone && !config.sotto.outer) return Json::array();

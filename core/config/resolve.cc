@@ -122,6 +122,7 @@ std::optional<CodecSettings> Config::compression(uint64_t world, bool half) cons
   if (s.granularity == Granularity::kBucket) s.bucket_elements = sotto.bucket_elements;
   s.compat = sotto.mode == Mode::kCompat;
   s.chunk_align = s.compat ? compat_chunk_align(world) : sotto.chunk_align;
+  s.hierarchy = sotto.hierarchy;
   return s;
 }
 

@@ -91,13 +91,41 @@ Status read_gradient_codec(const ObjectReader& reader, Config& config, Findings&
                           optimizer_kind_name(kind),
                           optimizer_names([](const OptimizerType& t) { return !t.one_bit; })));
   }
-  SOTTO_ASSIGN(const CodecSettings codec, read_codec(*object, path, findings));
+  SOTTO_ASSIGN(CodecSettings codec, read_codec(*object, path, findings));
+  SOTTO_TRY(refuse_hierarchy(codec, path, "; sotto.hierarchy is for all averages", findings));
+  codec.hierarchy = config.sotto.hierarchy;
+  if (codec.row().sparse && codec.hierarchy != Hierarchy::kFlat) {
+    return findings.fail(reader.path_of("hierarchy"),
+                         fmt::format("found {} with sotto.gradient_codec of type {}, which has no "
+                                     "servers; allowed is flat",
+                                     hierarchy_name(codec.hierarchy), codec.row().name()));
+  }
   if (codec.compat) {
     return findings.fail(path + ".mode",
                          "found compat, which is the 1-bit optimizers' published arithmetic; "
                          "allowed here is strict");
   }
   config.sotto.gradient_codec = codec;
+  return ok_status();
+}
+
+// Two levels have servers, one on each host, that encode the mean of a host.
+Status read_hierarchy(const ObjectReader& reader, Config& config, Findings& findings) {
+  Hierarchy& hierarchy = config.sotto.hierarchy;
+  read_word(reader, "hierarchy", hierarchy);
+  if (hierarchy == Hierarchy::kFlat) return ok_status();
+  const OptimizerKind kind = config.optimizer.kind;
+  const auto refuse = [&](std::string_view with, std::string_view why) {
+    return findings.fail(
+        reader.path_of("hierarchy"),
+        fmt::format("found {} with {}, {}; allowed is flat", hierarchy_name(hierarchy), with, why));
+  };
+  if (kind != OptimizerKind::kNone && !optimizer_type(kind).hierarchy)
+    return refuse(optimizer_kind_name(kind), "whose ranks make local steps of their own");
+  if (config.sotto.mode == Mode::kCompat && optimizer_is_one_bit(kind))
+    return refuse("sotto.mode compat", "which is the published arithmetic, in one level");
+  if (reader.find("outer") != nullptr)
+    return refuse("sotto.outer", "whose averages have one level");
   return ok_status();
 }
 
@@ -215,6 +243,7 @@ Status read_sotto(const Json& object, Config& config, Findings& findings) {
   reader.get("timeout_ms", sotto.timeout_ms);
   reader.get("max_consecutive_skips", sotto.max_consecutive_skips);
   SOTTO_TRY(read_state_dtype(reader, config, findings));
+  SOTTO_TRY(read_hierarchy(reader, config, findings));
   SOTTO_TRY(read_gradient_codec(reader, config, findings));
   if (const Json* outer = reader.find("outer")) {
     SOTTO_ASSIGN(sotto.outer, read_outer(*outer, reader.path_of("outer"), findings));

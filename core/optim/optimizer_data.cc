@@ -7,6 +7,7 @@ Status OptimizerData::lay_out(bool masks_zero_variance) {
   for (const ParamSpec& p : parameters)
     tensors.push_back({p.count, p.group, !groups[p.group].freeze.non_freeze});
   const auto world = static_cast<uint32_t>(comm->size());
+  SOTTO_ASSIGN(levels, comm->levels(config.sotto.hierarchy));
   const bool half = config.half_gradients() || parameters.gradients() != Dtype::kF32;
   codec = config.compression(world, half);
   const CodecSettings settings = codec.value_or(CodecSettings{});
@@ -14,8 +15,8 @@ Status OptimizerData::lay_out(bool masks_zero_variance) {
   std::optional<uint32_t> padding_group;
   if (compat() && world > 1) padding_group = static_cast<uint32_t>(groups.size());
   layout = std::make_unique<CompressedLayout>(
-      std::move(tensors), codec ? world : 1, settings.chunk_align, settings.granularity,
-      settings.bucket_elements, settings.row().scales, padding_group);
+      std::move(tensors), codec ? levels.servers() : 1, settings.chunk_align, settings.granularity,
+      settings.bucket_elements, settings.row().scales, padding_group, codec ? levels.shards() : 1);
   masked = parameters.has_masks() || masks_zero_variance;
   return ok_status();
 }
@@ -27,7 +28,7 @@ Status OptimizerData::allocate(const std::vector<StateArraySpec>& specs) {
   SOTTO_TRY(access.upload(arrays.data("tensor_states"), std::span<const TensorState>(states)));
   if (masked) SOTTO_TRY(arrays.add(access, *layout, {"valid", layout->flat_elements() / 8}));
   if (codec) {
-    SOTTO_ASSIGN(compressed, CompressedState::make(*comm, access, *layout, *codec));
+    SOTTO_ASSIGN(compressed, CompressedState::make(*comm, access, *layout, *codec, two_levels()));
   }
   return write_valid_bits(false);
 }
@@ -60,6 +61,7 @@ StepShape OptimizerData::step_shape(const Comm& ranks) const {
   shape.state = arrays["m"].type;
   shape.sizes = {ranks.segment_bytes(), ranks.held_windows()};
   shape.average.native = ranks.native();
+  if (ranks.size() == levels.ranks()) shape.average.levels = two_levels();
   return shape;
 }
 

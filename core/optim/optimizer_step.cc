@@ -6,6 +6,7 @@
 #include "core/base/hash.h"
 #include "core/base/log.h"
 #include "core/base/small_vector.h"
+#include "core/base/text.h"
 #include "core/optim/agreement.h"
 #include "core/optim/optimizer.h"
 
@@ -24,8 +25,9 @@ std::string nonfinite_text(const OptimizerData& data, bool silent, std::span<con
         "local step, the others do",
         data.step + 1, data.parameters.first_nonfinite_gradient());
   }
+  std::string who;
   std::set<uint32_t> ranks;
-  const auto flagged = [&](uint64_t first, uint32_t count, uint64_t stride, uint64_t at) {
+  const auto add = [&](uint64_t first, uint32_t count, uint64_t stride, uint64_t at) {
     for (uint32_t r = 0; r < count; ++r) {
       uint32_t flags = 0;
       std::memcpy(&flags, bytes.data() + first + r * stride + at, 4);
@@ -34,19 +36,17 @@ std::string nonfinite_text(const OptimizerData& data, bool silent, std::span<con
   };
   if (!bytes.empty()) {
     if (verdict.norm_message_count > 1)
-      flagged(verdict.norm_messages, verdict.norm_message_count, 16, 8);
+      add(verdict.norm_messages, verdict.norm_message_count, 16, 8);
+    if (!ranks.empty()) who = fmt::format("rank {}", list_of_ranks({ranks.begin(), ranks.end()}));
     // Whose gradients they are, if that was exchanged; else who met them first.
     if (ranks.empty() && verdict.worker_message_count != 0) {
-      for (const uint32_t r : data.layout->flagged_ranks(
-               bytes.subspan(verdict.worker_messages, data.layout->message_bytes())))
-        ranks.insert(r);
+      const std::vector<uint32_t> flagged = data.layout->flagged(
+          bytes.subspan(verdict.worker_messages, data.layout->message_bytes()));
+      if (!flagged.empty()) who = servers_text(data.two_levels(), flagged);
     }
   }
-  std::string who;
-  for (uint32_t r : ranks) who += fmt::format("{}{}", who.empty() ? "" : ", ", r);
-  const bool averaged = ranks.empty();
-  return fmt::format("optimizer step {}: NaN or Inf {}{}{}; nothing was updated", data.step + 1,
-                     averaged ? "in the averaged gradient" : "met by rank ", who,
+  return fmt::format("optimizer step {}: NaN or Inf {}{}; nothing was updated", data.step + 1,
+                     who.empty() ? "in the averaged gradient" : "met by " + who,
                      verdict.round_message_bytes == 0
                          ? data.parameters.first_nonfinite_gradient()
                          : "");  // where they were is not known any more

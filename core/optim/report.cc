@@ -37,6 +37,11 @@ Result<std::string> Optimizer::report_json(std::string_view kind) {
       report["state_dtype"] = state_type_name(data_.arrays["m"].type);
     if (loss_scaler_.enabled()) report["loss_scale"] = loss_scaler_.scale();
     algorithm_->report_settings(&report);
+    if (!data_.levels.flat()) {
+      report["hierarchy"] = hierarchy_name(data_.levels.kind);
+      report["ranks_per_host"] = data_.levels.per_host();
+      report["hosts"] = data_.levels.host_count();
+    }
     if (data_.codec) {
       report["codec"] = codec_name(data_.codec->kind);
       if (data_.codec->row().scales) {

@@ -73,6 +73,7 @@ void add_sotto(const SottoConfig& own, const std::optional<CodecSettings>& codec
   lines->add("sotto.max_consecutive_skips", own.max_consecutive_skips);
   lines->add("sotto.state_dtype", own.state_dtype);
   lines->add("sotto.initial_parameters", initial_parameters_name(own.initial_parameters));
+  lines->add("sotto.hierarchy", hierarchy_name(own.hierarchy));
   lines->add_all(codec_settings("sotto.gradient_codec", own.gradient_codec));
 }
 

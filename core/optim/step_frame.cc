@@ -203,6 +203,7 @@ void StepFrame::average_part(Tensors tensors, uint32_t flags, AverageLists* list
   reduce.segment_bytes = shape().sizes.segment_bytes;
   reduce.held = shape().sizes.held;
   reduce.native = shape().average.native;
+  reduce.levels = shape().average.levels;
   const uint64_t bytes = flat_reduce_bytes(reduce);
   const bool converts = local.type != reduce.dtype || shape().average.prescale != 1;
   reduce.in_place = converts && packs_in_place(reduce);
@@ -227,6 +228,17 @@ void StepFrame::average_part(Tensors tensors, uint32_t flags, AverageLists* list
           {shape().average.wire, Dtype::kF32, shape().average.postscale}, tensors);
 }
 
+uint32_t StepFrame::in_float32(const GradientStage& gradients, OperandRef factor) {
+  if (gradients.type == Dtype::kF32 && factor.slot == kNoSlot) return gradients.list;
+  const uint32_t out = scratch_list(Dtype::kF32);  // not the averages: an undo reads it
+  on_arrival([this, gradients, out, factor](Tensors tensors) {
+    builder().kernel<kernels::Accumulate>(
+        {.x = gradients.operand(), .sum = list(out, Access::kWrite, 32), .factor = factor},
+        pieces_of(*shape().layout, tensors), AccumulateArgs{gradients.type, true});
+  });
+  return out;
+}
+
 // Error feedback is in units of the gradients themselves, so that it outlives a change of the loss
 // scale.
 GradientStage StepFrame::compressed_average() {
@@ -234,18 +246,10 @@ GradientStage StepFrame::compressed_average() {
   GradientStage stage;
   stage.own = stage.unscaled = true;
   stage.list = scratch_list(Dtype::kF32);
-  uint32_t in = local.list;
-  if (local.type != Dtype::kF32 || shape().loss_scaled) {
-    in = scratch_list(Dtype::kF32);  // not the averages: an undo reads it
-    const OperandRef factor =
-        shape().loss_scaled ? step_scalar(offsetof(StepScalars, unscale)) : absent();
-    on_arrival([this, local, in, factor](Tensors tensors) {
-      builder().kernel<kernels::Accumulate>(
-          {.x = local.operand(), .sum = list(in, Access::kWrite, 32), .factor = factor},
-          pieces_of(*shape().layout, tensors), AccumulateArgs{local.type, true});
-    });
-  }
-  CompressedMeanRequest r{shape().rank, shape().layout, *shape().average.codec, in, stage.list};
+  const uint32_t in = in_float32(
+      local, shape().loss_scaled ? step_scalar(offsetof(StepScalars, unscale)) : absent());
+  CompressedMeanRequest r{shape().rank, shape().layout, *shape().average.codec,
+                          in,           stage.list,     shape().average.levels};
   r.valid = valid();
   r.segment_bytes = shape().sizes.segment_bytes;
   r.late = late();
@@ -312,17 +316,22 @@ void StepFrame::count_valid(uint32_t counts, uint64_t n, std::vector<Piece> piec
 }
 
 void StepFrame::count_valid_of_instances() {
+  if (!shape().serves()) return;
   const CompressedLayout& layout = *shape().layout;
+  const Levels* const levels = shape().average.levels;
+  const uint32_t me =
+      levels == nullptr ? static_cast<uint32_t>(shape().rank) : levels->server_of(shape().rank);
   const auto of_chunk = [&](uint32_t chunk, std::vector<Piece>* out) {
-    for (Piece& piece : layout.worker_pieces(chunk)) {
+    for (Piece& piece : worker_chunk(layout, chunk)) {
       if (piece.tensor == kNoTensor) continue;
       piece.block = piece.scale;
       out->push_back(piece);
     }
   };
   std::vector<Piece> worker, server;
-  for (uint32_t k = 0; k < layout.ranks(); ++k) of_chunk(k, &worker);
-  of_chunk(static_cast<uint32_t>(shape().rank), &server);
+  const uint32_t first = me / layout.servers_per_shard() * layout.servers_per_shard();
+  for (uint32_t k = 0; k < layout.servers_per_shard(); ++k) of_chunk(first + k, &worker);
+  of_chunk(me, &server);
   count_valid(slots().codec.worker_counts, layout.instances(), std::move(worker));
   count_valid(slots().codec.server_counts, layout.instances(), std::move(server));
 }

@@ -34,6 +34,8 @@ class StepFrame : public StepOperands {
 
   // Averages gradients over ranks, in full precision or with the shape's codec; clips; decides.
   GradientStage average_gradients();
+  // Gradients in float32 times the factor (absent: 1): the same ones, or scratch memory.
+  uint32_t in_float32(const GradientStage& gradients, OperandRef factor);
   // Who met what is not finite, if a codec averages; else no bytes.
   Region worker_messages() const { return worker_messages_; }
   // Averages those of some tensors, more than one rank. flags: raised by the rank whose share of

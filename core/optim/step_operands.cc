@@ -115,9 +115,9 @@ uint32_t StepOperands::copied(uint32_t host, uint64_t bytes) {
   return device;
 }
 
-OperandRef StepOperands::valid_operand(Access access) const {
+OperandRef StepOperands::valid_operand(Access access, uint64_t begin) const {
   if (!shape_.masked || shape_.compat) return absent();
-  return whole(valid_, access, 0, shape_.layout->flat_elements() / 8);
+  return whole(valid_, access, begin / 8, (shape_.layout->flat_elements() - begin) / 8);
 }
 
 OperandRef StepOperands::mask_operand() const {

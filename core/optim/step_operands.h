@@ -75,8 +75,9 @@ class StepOperands {
   OperandRef scalars_operand() {
     return scalars_of(kScalarsType<T>);
   }
-  // Elements that take part; absent: all of them, which is so in mode compat.
-  OperandRef valid_operand(Access access = Access::kRead) const;
+  // Elements that take part; absent: all of them, which is so in mode compat. begin: the flat
+  // element that is the first one for the kernel.
+  OperandRef valid_operand(Access access = Access::kRead, uint64_t begin = 0) const;
   // What an average is multiplied with before it is used, in either mode.
   OperandRef mask_operand() const;
   OperandRef coefficient_operand(const GradientStage& stage) const;

@@ -10,6 +10,7 @@
 #include "core/codec/compressed_layout.h"
 #include "core/optim/group_scalars.h"
 #include "core/plan/late_inputs.h"
+#include "core/plan/levels.h"
 
 namespace sotto {
 
@@ -31,6 +32,7 @@ struct AverageShape {
   // codec's), if there is more than one rank.
   std::optional<CodecSettings> codec;
   const LateGradients* late = nullptr;  // null: all gradients are there when the step begins
+  const Levels* levels = nullptr;       // null: one level
 };
 
 struct ModelCopies {
@@ -61,6 +63,13 @@ struct StepShape {
   // group, one at least. 0: over a group.
   uint64_t batch_elements = 0;
   MessageSizes sizes = {.segment_bytes = 256 * 1024};
+
+  // One rank, or one host in two levels: nothing is compressed.
+  bool alone() const {
+    return size == 1 || (average.levels != nullptr && average.levels->host_count() == 1);
+  }
+  // This rank compresses a shard.
+  bool serves() const { return average.levels == nullptr || average.levels->serves(rank); }
 };
 
 // StepShape::batch_elements on a device. Where a launch is a call of a function, one tensor: the

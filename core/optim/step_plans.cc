@@ -40,7 +40,7 @@ Result<PreparedStep> StepPlans::make(const StepVariant& variant, bool accumulate
   StepShape shape = d_.step_shape(comm);
   if (late != nullptr) shape.average.late = &late->gradients;
   shape.loss_scaled = scaler_.enabled();
-  if (algorithm_.compresses_gradients()) shape.average.codec = d_.codec;
+  if (algorithm_.compresses_gradients() && !shape.alone()) shape.average.codec = d_.codec;
   shape.accumulated = accumulated;
   shape.batch_elements = batch_elements_of(device->caps());
   StepPlan step = accumulates(variant) ? build_accumulation(shape, variant == kFirstAccumulation)

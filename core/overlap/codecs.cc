@@ -65,7 +65,7 @@ std::string OverlapCodecs::explain(std::span<const std::byte> verdict,
     const CompressedLayout& layout = codecs_[b]->layout;
     const uint64_t area = layout.message_bytes();
     const auto add = [&](std::set<size_t>* ranks, uint64_t at) {
-      for (const uint32_t r : layout.flagged_ranks(verdict.subspan(at, area))) ranks->insert(r);
+      for (const uint32_t r : layout.flagged(verdict.subspan(at, area))) ranks->insert(r);
     };
     if (layout.elements() == 0) continue;
     add(&inputs, places[b].workers);

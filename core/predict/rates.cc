@@ -128,7 +128,7 @@ Result<double> KernelRates::boundary(const OuterConfig& config, bool compressed)
   const CompressedLayout layout = outer_layout(config, {{elements_, 0}}, target_.ranks());
   const OuterShape shape = target_.shape(config, layout);
   double launch = 0;
-  if (!shape.launches_behind()) {
+  if (!shape.launches()) {
     SOTTO_ASSIGN(launch, kernel_ns(build_outer_launch(shape), target_.target(), device_));
   }
   SOTTO_ASSIGN(const double update,

@@ -41,12 +41,14 @@ inline Result<StateJson> meta_of(const BlobReader& reader, const char* kind) {
 }
 
 inline StateJson residual_meta(const ErrorFeedback& r) {
-  return {{"rank", r.rank},
-          {"size", r.size},
-          {"chunk_align", r.chunk_align},
-          {"granularity", r.granularity},
-          {"bucket_elements", r.bucket_elements},
-          {"scale", r.scale}};
+  StateJson meta{{"rank", r.rank},
+                 {"size", r.size},
+                 {"chunk_align", r.chunk_align},
+                 {"granularity", r.granularity},
+                 {"bucket_elements", r.bucket_elements},
+                 {"scale", r.scale}};
+  if (!r.hierarchy.empty()) meta["hierarchy"] = r.hierarchy;
+  return meta;
 }
 
 inline void add_residual(const ErrorFeedback& r, BlobWriter* writer) {
@@ -67,6 +69,7 @@ inline Result<ErrorFeedback> read_residual_meta(const StateJson& meta) {
   if (it->contains("bucket_elements"))
     SOTTO_TRY(read_key(*it, "bucket_elements", &r.bucket_elements));
   SOTTO_TRY(read_key(*it, "scale", &r.scale));
+  if (it->contains("hierarchy")) SOTTO_TRY(read_key(*it, "hierarchy", &r.hierarchy));
   return r;
 }
 

@@ -118,7 +118,7 @@ class IdBoard {
  public:
   explicit IdBoard(int size) : barrier_(size) {}
   UniqueId share(RankKit& kit) {
-    if (kit.rank == 0) id_ = check(kit.backend->make_unique_id(), "make_unique_id");
+    if (kit.rank == 0) id_ = check(kit.backend->make_unique_id(Reach::kHost), "make_unique_id");
     barrier_.wait();
     return id_;
   }

@@ -111,11 +111,24 @@ def compare(library, kind, world, weight_decay, variant):
     library.run(world, body)
 
 
+def report(comparisons, steps):
+    """Makes them all, (name, function) each, and says how they ended. Returns the exit code."""
+    failed = 0
+    for name, compared in comparisons:
+        try:
+            compared()
+            print(f"ok      {name}: {steps} steps", flush=True)
+        except (AssertionError, RuntimeError) as error:
+            failed += 1
+            print(f"FAILED  {name}: {error}", flush=True)
+    return 1 if failed else 0
+
+
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     library = Library(sys.argv[1])
-    failed = 0
+    comparisons = []
     for kind in CASES:
         for world in (1, 2, 3, 4, 5, 8):
             variants = ["strict", "compat", "compat, masked"] + ["partly compressed"] * (kind == "OneBitAdam")
@@ -124,13 +137,8 @@ def main():
                 variants = ["strict"]
             for weight_decay, variant in itertools.product((0.0, 0.01), variants):
                 name = f"{kind}, {variant}, {world} ranks, weight decay {weight_decay}"
-                try:
-                    compare(library, kind, world, weight_decay, variant)
-                    print(f"ok      {name}: {STEPS} steps", flush=True)
-                except (AssertionError, RuntimeError) as error:
-                    failed += 1
-                    print(f"FAILED  {name}: {error}", flush=True)
-    sys.exit(1 if failed else 0)
+                comparisons.append((name, functools.partial(compare, library, kind, world, weight_decay, variant)))
+    sys.exit(report(comparisons, STEPS))
 
 
 if __name__ == "__main__":

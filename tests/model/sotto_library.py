@@ -1,5 +1,6 @@
 """Ranks as threads on libsotto, through ctypes: just what the tests of this folder need."""
 import ctypes as c
+import os
 import threading
 
 CPU = 1
@@ -28,6 +29,12 @@ class Param(c.Structure):
                 ("grad", Buffer), ("model_copy", Buffer), ("mask", Buffer), ("models", c.c_uint64)]
 
 
+class Call(c.Structure):
+    _fields_ = [("struct_size", c.c_uint32), ("flags", c.c_uint32), ("tag", c.c_uint64), ("stream", c.c_void_p),
+                ("timeout_us", c.c_int64), ("priority", c.c_int32), ("reduce", c.c_int32), ("codec", c.c_void_p),
+                ("on_done", c.c_void_p), ("user", c.c_void_p)]
+
+
 class NamedArray(c.Structure):
     _fields_ = [("struct_size", c.c_uint32), ("reserved", c.c_uint32), ("name", c.c_char_p), ("values", Buffer)]
 
@@ -41,6 +48,7 @@ class Library:
         self.lib = c.CDLL(path)
         self.lib.sotto_last_error.restype = c.c_char_p
         self.abi = self.lib.sotto_abi_version()
+        self.environment = threading.Lock()
 
     def call(self, name, *arguments):
         status = getattr(self.lib, name)(*arguments)
@@ -53,16 +61,27 @@ class Library:
         self.call("sotto_context_create_v", self.abi, c.byref(config), c.byref(handle))
         return handle
 
-    def run(self, world, body):
-        """body(comm, rank) on every rank; raises what the first rank raised."""
-        first = self.context()
+    def context_on(self, host):
+        """A context of a rank on this host; contexts read the variables of their process when they are made."""
+        with self.environment:
+            if host is not None:
+                os.environ["SOTTO_HOST_ID"] = f"host{host}"
+            try:
+                return self.context()
+            finally:
+                os.environ.pop("SOTTO_HOST_ID", None)
+
+    def run(self, world, body, hosts=None):
+        """body(comm, rank) on every rank; raises what the first rank raised. hosts: by rank, a number; None: this one."""
+        hosts = hosts or [None] * world
+        first = self.context_on(hosts[0])
         unique_id = (c.c_uint8 * 128)()
         self.call("sotto_unique_id_create", first, unique_id)
         errors = []
 
         def rank_main(rank):
             try:
-                context = first if rank == 0 else self.context()
+                context = first if rank == 0 else self.context_on(hosts[rank])
                 comm = c.c_void_p()
                 config = CommConfig(c.sizeof(CommConfig), rank, world, 0, c.addressof(unique_id), None, 60_000_000, None,
                                     None)
@@ -102,6 +121,18 @@ class Library:
             array.name = name.encode()
             array.values = buffer(value)
         self.call("sotto_optim_state_import_arrays", optimizer, arrays, c.c_uint64(len(values)))
+
+    def codec(self, comm, json, counts):
+        handle = c.c_void_p()
+        like = (Buffer * len(counts))(*[Buffer(None, n, DTYPES["float32"], CPU, 0, 0) for n in counts])
+        self.call("sotto_codec_create", comm, json.encode(), like, c.c_uint64(len(counts)), c.byref(handle))
+        return handle
+
+    def codec_all_reduce(self, comm, codec, inputs, outputs):
+        """One array per tensor each."""
+        given, made = ((Buffer * len(arrays))(*[buffer(a) for a in arrays]) for arrays in (inputs, outputs))
+        call = Call(struct_size=c.sizeof(Call), codec=codec)
+        self.call("sotto_all_reduce", comm, given, made, c.c_uint64(len(inputs)), c.byref(call), None)
 
     def step(self, optimizer):
         self.call("sotto_optim_step", optimizer, None, None)

@@ -113,7 +113,7 @@ TEST_P(CodecParts, ACollectiveEncodesServesDecodesAndTakesBack) {
     // Every rank adds up all of what is not for servers.
     const bool sparse = codec.row().sparse;
     uint64_t own = 0;
-    for (const Piece& p : layout.server_pieces(1)) own += p.tensor == kNoTensor ? 0 : p.count;
+    for (const Piece& p : server_chunk(layout, 1)) own += p.tensor == kNoTensor ? 0 : p.count;
     EXPECT_EQ(covered(plan, Footprint::kRows, Access::kRead, kNoSlot).elements, sparse ? 0 : own);
     const Covered decoded =
         covered(plan, sparse ? Footprint::kList : Footprint::kTarget, Access::kWrite, c.out);

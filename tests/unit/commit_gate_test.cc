@@ -91,7 +91,7 @@ std::vector<std::pair<std::string, StepShape>> shapes(const CompressedLayout& la
                                                       int32_t rank) {
   StepShape plain;
   plain.rank = rank;
-  plain.size = static_cast<int32_t>(layout.ranks());
+  plain.size = static_cast<int32_t>(layout.servers());
   plain.layout = &layout;
   plain.groups = 2;
   plain.sizes.segment_bytes = 16 * 1024;

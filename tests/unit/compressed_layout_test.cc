@@ -103,7 +103,7 @@ TEST(CompressedLayout, ScalesOfTensorPiecesAreThoseOfTheChunk) {
     std::vector<const Piece*> of_element(layout.flat_elements());
     std::vector<Piece> all;
     for (uint32_t k = 0; k < shape.ranks; ++k) {
-      for (const Piece& p : layout.worker_pieces(k)) all.push_back(p);
+      for (const Piece& p : worker_chunk(layout, k)) all.push_back(p);
     }
     for (const Piece& p : all) {
       for (uint64_t j = 0; j < p.count; ++j) of_element[p.flat + j] = &p;
@@ -126,7 +126,7 @@ TEST(CompressedLayout, InstancesFollowTheGranularityInGroupOrder) {
   const std::vector<LayoutTensor> tensors = {{7, 1}, {0, 0}, {9000, 0}, {1025, 1}, {3, 2}};
   const auto counts = [&](Granularity g, uint64_t bucket) {
     std::vector<uint64_t> out;
-    for (const NormRange& r : CompressedLayout(tensors, 2, 8, g, bucket).worker_ranges())
+    for (const NormRange& r : CompressedLayout(tensors, 2, 8, g, bucket).worker_ranges(0))
       out.push_back(r.count);
     return out;
   };
@@ -156,10 +156,10 @@ TEST(CompressedLayout, SectionsAreBucketsAndHaveMessagesOfTheirOwn) {
   }
   EXPECT_EQ(buckets.message_bytes(), messages);
   std::vector<std::byte> area(messages);
-  EXPECT_TRUE(buckets.flagged_ranks(area).empty());
+  EXPECT_TRUE(buckets.flagged(area).empty());
   area[24 + 2 * 8 + 4] = std::byte{1};  // the last message of the second section
   area[4] = std::byte{1};               // the first of the first
-  EXPECT_EQ(buckets.flagged_ranks(area), (std::vector<uint32_t>{0, 2}));
+  EXPECT_EQ(buckets.flagged(area), (std::vector<uint32_t>{0, 2}));
   EXPECT_EQ(CompressedLayout({{5, 0}, {6, 0}}, 3, 8, Granularity::kTensor).sections().size(), 1u);
 }
 
@@ -173,8 +173,8 @@ TEST(CompressedLayout, PaddingThatIsDataFillsTheChunks) {
     ASSERT_EQ(layout.flat_elements(), layout_of(s).flat_elements());
     const size_t registered = layout.tensors().size();
     std::vector<std::pair<uint32_t, uint64_t>> owner(layout.flat_elements(), {kNoTensor, 0});
-    for (uint32_t k = 0; k < layout.ranks(); ++k) {
-      for (const Piece& p : layout.worker_pieces(k)) {
+    for (uint32_t k = 0; k < layout.servers(); ++k) {
+      for (const Piece& p : worker_chunk(layout, k)) {
         ASSERT_NE(p.tensor, kNoTensor);
         ASSERT_EQ(p.group == 7, p.tensor >= registered);
         for (uint64_t j = 0; j < p.count; ++j) owner[p.flat + j] = {p.tensor, p.offset + j};

@@ -19,7 +19,7 @@ std::shared_ptr<const Plan> plan_of(const CompressedLayout& layout, const CodecS
   device.lanes = 2;
   TransportCaps transport;
   return lower_for(builder.take(), device, transport, matching,
-                   static_cast<int32_t>(layout.ranks()))
+                   static_cast<int32_t>(layout.servers()))
       .take();
 }
 

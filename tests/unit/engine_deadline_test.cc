@@ -91,7 +91,7 @@ class SkippingBackend final : public Backend, private Poller {
   explicit SkippingBackend(FakeClock& clock) : clock_(clock) {}
   const char* name() const override { return "skipping"; }
   Poller& poller() override { return *this; }
-  Result<UniqueId> make_unique_id() override { return invalid_state("no ids"); }
+  Result<UniqueId> make_unique_id(Reach) override { return invalid_state("no ids"); }
   bool knows(const UniqueId&) const override { return false; }
   Result<std::unique_ptr<ControlPlane>> join(const JoinRequest&, Driver&) override {
     return invalid_state("nobody to join");

@@ -3,13 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <map>
 #include <set>
-#include <tuple>
 
 #include "core/codec/compressed.h"
 #include "core/plan/collectives.h"
-#include "tests/support/lowering.h"
+#include "tests/support/matched_plans.h"
 
 namespace sotto::test {
 namespace {
@@ -40,27 +38,6 @@ std::set<int32_t> peers_of(const LogicalPlan& plan) {
     if (step.message() != nullptr) peers.insert(step.message()->peer);
   }
   return peers;
-}
-
-// What both ends of a message know of it.
-using Message = std::tuple<int32_t, int32_t, uint32_t, uint32_t, uint32_t, uint64_t>;
-
-// Every message is sent and received, in rounds of the same number and groups of the same.
-void expect_matched(const std::vector<LogicalPlan>& plans) {
-  std::multiset<Message> sent, received;
-  for (size_t r = 0; r < plans.size(); ++r) {
-    const auto me = static_cast<int32_t>(r);
-    for (const Step& step : plans[r].steps) {
-      const MessageStep* const m = step.message();
-      if (m == nullptr) continue;
-      if (m->is_send)
-        sent.emplace(me, m->peer, m->round, m->issue_round, m->segment, m->data.bytes);
-      else
-        received.emplace(m->peer, me, m->round, m->issue_round, m->segment, m->data.bytes);
-    }
-  }
-  EXPECT_FALSE(sent.empty());
-  EXPECT_EQ(sent, received);
 }
 
 TEST(GroupPlan, PeersAreThoseOfTheGroup) {

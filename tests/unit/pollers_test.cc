@@ -73,7 +73,7 @@ class PollerBackend final : public Backend {
   explicit PollerBackend(Poller& poller) : poller_(poller) {}
   const char* name() const override { return "poller"; }
   Poller& poller() override { return poller_; }
-  Result<UniqueId> make_unique_id() override { return invalid_state("no ids"); }
+  Result<UniqueId> make_unique_id(Reach) override { return invalid_state("no ids"); }
   bool knows(const UniqueId&) const override { return false; }
   Result<std::unique_ptr<ControlPlane>> join(const JoinRequest&, Driver&) override {
     return invalid_state("no ranks");

@@ -32,17 +32,20 @@ CompressedStep::CompressedStep(const CompressedStepRequest& request)
 
 StepPlan CompressedStep::build() {
   bind();
-  const bool alone = r_.shape.size == 1;
+  const bool alone = r_.shape.alone();
   if (!alone) {
-    s_.codec = add_onebit_slots(b_, layout_, frame_.kept());
-    b_.committed(s_.codec.server);
+    s_.codec = add_onebit_slots(b_, layout_, r_.shape.serves(), frame_.kept());
+    if (s_.codec.server != kNoSlot) b_.committed(s_.codec.server);
     if (!r_.shape.compat) s_.codec.valid = frame_.valid();
   }
   if (r_.first) {
     frame_.copy_states();
     start_stage();
   }
-  gradient_ = frame_.local_gradients(uncompressed_.empty() ? Decide::kIfNeeded : Decide::kTogether);
+  gradient_ =
+      alone && r_.shape.size > 1
+          ? frame_.average_gradients()
+          : frame_.local_gradients(uncompressed_.empty() ? Decide::kIfNeeded : Decide::kTogether);
   if (alone) {
     const uint32_t word = frame_.settle(local_momentum());
     update(word);
@@ -78,13 +81,14 @@ void CompressedStep::start_stage() {
   freeze(&operands);
   b_.kernel<kernels::FreezeVariance>(operands, compressed_pieces(layout_),
                                      FreezeArgs{r_.mask_zero_variance});
-  if (r_.shape.size > 1 && !r_.shape.compat) frame_.count_valid_of_instances();
+  if (!r_.shape.alone() && !r_.shape.compat) frame_.count_valid_of_instances();
   after_freeze();
 }
 
-CompressedStep::Momentum CompressedStep::old_momentum() {
-  if (!r_.momentum_bits) return {.floats = flat(m(), Access::kRead, 32)};
-  return {.bits = whole(s_.current_bits, Access::kRead, 0, layout_.compressed_elements() / 8),
+CompressedStep::Momentum CompressedStep::old_momentum(uint64_t begin) {
+  if (!r_.momentum_bits) return {.floats = flat(m(), Access::kRead, 32, 0, begin * 4)};
+  return {.bits = whole(s_.current_bits, Access::kRead, begin / 8,
+                        (layout_.compressed_elements() - begin) / 8),
           .messages = whole(s_.current_messages, Access::kRead, 0, messages_)};
 }
 
@@ -98,16 +102,24 @@ CompressedRequest CompressedStep::exchange_request() {
   e.segment_bytes = r_.shape.sizes.segment_bytes;
   e.late = frame_.late();
   e.kept = frame_.kept();
+  // The momentum is the same on all ranks: that of a host's mean gradient is the host's mean.
+  e.levels = r_.shape.average.levels;
+  if (e.levels != nullptr) e.host_in = frame_.in_float32(gradient_, absent());
   e.encode = [this](std::vector<Piece> pieces, const EncodeTarget& to) {
-    const EncodeArgs args{to.bits_base, r_.scale, false, gradient_.type};
+    GradientStage g = gradient_;
+    if (to.in != kNoSlot) {
+      g.list = to.in;
+      g.type = Dtype::kF32;
+    }
+    const EncodeArgs args{0, r_.scale, false, g.type};
     b_.kernel_with_undo<kernels::OnebitLambEncode>(
-        {.g = gradient_.operand(),
-         .m = old_momentum(),
+        {.g = g.operand(),
+         .m = old_momentum(to.shard_begin),
          .to = {.c = flat(s_.codec.worker, Access::kReadWrite, 32),
                 .old_scales = scales(s_.codec.worker_scale, Access::kRead),
-                .bits = flat(to.bits, Access::kWrite, 1, to.bits_base),
+                .bits = flat(to.bits, Access::kWrite, 1),
                 .sums = blocks(to.blocks, Access::kWrite),
-                .valid = frame_.valid_operand(),
+                .valid = frame_.valid_operand(Access::kRead, to.shard_begin),
                 .flags = whole(to.flags, Access::kReadWrite, to.flags_offset, 4)},
          .scalars = frame_.scalars_operand(),
          .states = frame_.states_operand(Access::kRead),

@@ -37,7 +37,8 @@ class CompressedStep {
   // Applies the new momentum to the compressed tensors.
   virtual void update(uint32_t word) = 0;
 
-  Momentum old_momentum();
+  // begin: the flat element that is the first one for the kernel.
+  Momentum old_momentum(uint64_t begin = 0);
   Momentum new_momentum() const;
   // The update of some tensors, whose step sizes are there.
   void emit_update(std::vector<Piece> pieces, uint32_t word);

@@ -18,7 +18,7 @@ class ZeroOneStep {
         pieces_(all_tensor_pieces(layout_)),
         messages_(layout_.message_bytes()) {
     if (!alone()) {
-      s_.codec = add_onebit_slots(b_, layout_, frame_.kept());
+      s_.codec = add_onebit_slots(b_, layout_, true, frame_.kept());
       if (!r_.begin) b_.committed(s_.codec.server);
       if (!compat()) s_.codec.valid = frame_.valid();
     }
@@ -118,14 +118,14 @@ class ZeroOneStep {
   // x: list of source elements of type `type`.
   void encode(OperandRef x, Dtype type, OperandRef coefficient, std::vector<Piece> pieces,
               const EncodeTarget& to) {
-    const EncodeArgs args{to.bits_base, r_.scale, false, type};
+    const EncodeArgs args{0, r_.scale, false, type};
     b_.kernel_with_undo<kernels::OnebitEncode>(
         {.x = x, .to = encoder(to), .coefficient = coefficient}, std::move(pieces), args,
         frame_.kept() == nullptr);
   }
 
   void encode_sync(std::vector<Piece> pieces, const EncodeTarget& to) {
-    const EncodeArgs args{to.bits_base, r_.scale, false, gradient_.type};
+    const EncodeArgs args{0, r_.scale, false, gradient_.type};
     b_.kernel_with_undo<kernels::ZeroOneEncode>(
         {.g = gradients(),
          .m = state(m_, Access::kRead),
@@ -139,7 +139,7 @@ class ZeroOneStep {
   kernels::EncoderOperands<OperandRef> encoder(const EncodeTarget& to) const {
     return {.c = state(s_.codec.worker, Access::kReadWrite),
             .old_scales = scales(s_.codec.worker_scale, Access::kRead),
-            .bits = flat(to.bits, Access::kWrite, 1, to.bits_base),
+            .bits = flat(to.bits, Access::kWrite, 1),
             .sums = blocks(to.blocks, Access::kWrite),
             .valid = frame_.valid_operand(),
             .flags = whole(to.flags, Access::kReadWrite, to.flags_offset, 4)};

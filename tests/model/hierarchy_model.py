@@ -1,0 +1,81 @@
+"""Two levels in numpy (1-bit specification, 1.11): full precision inside hosts, a codec between them.
+
+A host's mean takes the place of a rank's vector. In H2 (sharded) every shard is a codec of its own between as many ranks as
+there are hosts; in H1 (leader) there is one shard.
+"""
+import numpy as np
+
+import outer_codecs
+from model import Compressor, f32
+
+
+def mean(vectors):
+    """In full precision: added in order, divided by their number."""
+    total = vectors[0].astype(f32)
+    for x in vectors[1:]:
+        total = total + x
+    return total / f32(len(vectors))
+
+
+def means_of_hosts(vectors, host_of):
+    """host_of: by rank. The ranks of a host are added in ascending order."""
+    return [mean([v for v, h in zip(vectors, host_of) if h == host]) for host in range(max(host_of) + 1)]
+
+
+class Shards:
+    """make(n, chunk): what compresses n elements of a shard between hosts, in chunks of so many elements."""
+
+    def __init__(self, n, shards, hosts, align, make):
+        chunk = align * -(-n // (align * shards * hosts))
+        cuts = [min(n, s * hosts * chunk) for s in range(shards + 1)]
+        self.slices = [slice(a, b) for a, b in zip(cuts, cuts[1:])]
+        self.parts = [make(b - a, chunk) for a, b in zip(cuts, cuts[1:])]
+
+    def each(self):
+        return [(s, part) for s, part in zip(self.slices, self.parts) if s.stop > s.start]
+
+
+class ShardedCompressor(Shards):
+    """As model.Compressor, for optimizers: one vector per host."""
+
+    def __init__(self, n, shards, hosts, align):
+        def make(count, chunk):
+            compressor = Compressor(count, hosts, align)
+            compressor.chunk = chunk
+            compressor.reset()
+            return compressor
+        super().__init__(n, shards, hosts, align, make)
+
+    def reset(self):
+        for part in self.parts:
+            part.reset()
+
+    def all_reduce(self, inputs, valid):
+        out = np.zeros(len(valid), f32)
+        for s, part in self.each():
+            out[s] = part.all_reduce([x[s] for x in inputs], valid[s])
+        return out
+
+
+class ShardedCodec(Shards):
+    """A codec of outer_codecs between hosts. kind: "onebit", "bf16", "int8"."""
+
+    def __init__(self, n, shards, hosts, align, kind):
+        def make(count, chunk):
+            if kind == "int8":
+                return outer_codecs.Blocks(count, hosts, 8, 256, True)
+            if kind == "bf16":
+                return outer_codecs.Cast(count, hosts, outer_codecs.to_bf16, False)
+            codec = outer_codecs.OneBit(count, hosts, align)
+            codec.chunks = [slice(min(k * chunk, count), min((k + 1) * chunk, count)) for k in range(hosts)]
+            return codec
+        super().__init__(n, shards, hosts, align, make)
+        self.hosts = hosts
+
+    def all_reduce(self, inputs):
+        out = np.zeros(len(inputs[0]), f32)
+        for s, part in self.each():
+            for host in range(self.hosts):
+                part.encode(host, inputs[host][s])
+            out[s] = part.average(range(self.hosts))
+        return out

@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Runs libsotto in two levels and the numpy model side by side: equal bit for bit on every rank, after every step.
+
+usage: hierarchy_test.py LIBSOTTO
+"""
+import functools
+import json
+import sys
+
+import numpy as np
+
+import hierarchy_model as two
+import model
+import model_test as flat
+from sotto_library import Library
+
+f32 = np.float32
+STEPS = 16
+ALIGN = 64
+
+# By rank, the host: as many hosts as ranks, one host, neighbours, and in turn.
+HOSTS = {"1 x 4": [0, 1, 2, 3], "4 x 1": [0, 0, 0, 0], "2 x 2": [0, 0, 1, 1], "2 x 2, in turn": [0, 1, 0, 1],
+         "3 x 2": [0, 0, 0, 1, 1, 1], "2 x 3": [0, 1, 2, 2, 1, 0]}
+
+
+def shape_of(host_of, kind):
+    """Shards and hosts."""
+    hosts = max(host_of) + 1
+    local = len(host_of) // hosts
+    return (local if kind == "sharded" and hosts > 1 else 1), hosts
+
+
+def differ(step, rank, got, wanted):
+    at = np.flatnonzero(got.view(np.uint32) != wanted.view(np.uint32))
+    if at.size:
+        raise AssertionError(f"step {step}, rank {rank}: {at.size} values differ, the first is [{at[0]}]: library "
+                             f"{got[at[0]]!r}, model {wanted[at[0]]!r}")
+
+
+def compare_optimizer(library, kind, host_of, hierarchy):
+    maker, hyper = flat.CASES[kind][0], {**flat.hyper_of(kind, 0.01), "freeze_step": 5}
+    shards, hosts = shape_of(host_of, hierarchy)
+    start = flat.start_values()
+    reference = maker(start, flat.SIZES, hosts, hyper)
+    if hosts > 1:
+        reference.compressor = two.ShardedCompressor(len(start), shards, hosts, ALIGN)
+    fed, wanted = [], []
+    for step in range(STEPS):
+        fed.append([flat.gradients(step, r, reference.p) for r in range(len(host_of))])
+        reference.step(two.means_of_hosts(fed[-1], host_of))
+        wanted.append(reference.p.copy())
+    section = {"chunk_align": ALIGN, "hierarchy": hierarchy}
+    config = json.loads(flat.config_of(kind, hyper, section))
+    config["optimizer"]["params"]["freeze_step"] = 5
+
+    def body(comm, rank):
+        p, g = start.copy(), np.zeros_like(start)
+        cuts = np.cumsum([0] + flat.SIZES)
+        tensors = [(f"t{i}", 0, p[a:b], g[a:b], None) for i, (a, b) in enumerate(zip(cuts, cuts[1:]))]
+        optimizer = library.optimizer(comm, json.dumps(config), tensors)
+        for step in range(STEPS):
+            g[:] = fed[step][rank]
+            library.step(optimizer)
+            differ(step, rank, p, wanted[step])
+        library.destroy(optimizer)
+
+    library.run(len(host_of), body, host_of)
+
+
+def compare_codec(library, kind, host_of, hierarchy):
+    shards, hosts = shape_of(host_of, hierarchy)
+    align = 256 if kind == "int8" else ALIGN
+    n = sum(flat.SIZES)
+    reference = two.ShardedCodec(n, shards, hosts, align, kind)
+    fed = [[flat.noise(step, r, n) for r in range(len(host_of))] for step in range(STEPS)]
+    wanted = []
+    for vectors in fed:
+        means = two.means_of_hosts(vectors, host_of)
+        wanted.append(means[0] if hosts == 1 else reference.all_reduce(means))
+
+    def body(comm, rank):
+        x, y = np.zeros(n, f32), np.zeros(n, f32)
+        cuts = np.cumsum([0] + flat.SIZES)
+        parts = [slice(a, b) for a, b in zip(cuts, cuts[1:])]
+        settings = {"type": kind, "chunk_align": align, "hierarchy": hierarchy}
+        codec = library.codec(comm, json.dumps(settings), flat.SIZES)
+        for step in range(STEPS):
+            x[:] = fed[step][rank]
+            library.codec_all_reduce(comm, codec, [x[s] for s in parts], [y[s] for s in parts])
+            differ(step, rank, y, wanted[step])
+        library.call("sotto_codec_destroy", codec)
+
+    library.run(len(host_of), body, host_of)
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    library = Library(sys.argv[1])
+    cases = [(compare_codec, kind) for kind in ("onebit", "bf16", "int8")]
+    cases += [(compare_optimizer, kind) for kind in ("OneBitAdam", "OneBitLamb")]
+    comparisons = [(f"{kind}, {name}, {hierarchy}", functools.partial(compare, library, kind, host_of, hierarchy))
+                   for compare, kind in cases for name, host_of in HOSTS.items() for hierarchy in ("sharded", "leader")]
+    sys.exit(flat.report(comparisons, STEPS))
+
+
+if __name__ == "__main__":
+    main()
