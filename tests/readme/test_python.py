@@ -1,6 +1,6 @@
 """The Python examples run as they stand: in the READMEs, on docs/outer-steps.md and in what help(sotto.torch) shows.
 
-Each is a program of two ranks of its own, started by sotto-run. SOTTO_LIBRARY names the library, PYTHON_TESTS_SOTTO_RUN the program.
+Each is a program of two ranks of its own (four with shards), started by sotto-run. SOTTO_LIBRARY names the library, PYTHON_TESTS_SOTTO_RUN the program.
 """
 
 import importlib.util
@@ -70,7 +70,8 @@ def test_example_runs(where, tmp_path):
         "PYTHON_EXEC": python,  # of torchrun's ranks
     }
     with_gloo = "init_process_group(\"gloo\")" in FOUND[where]
-    launcher = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ranks = "4" if "fully_shard" in FOUND[where] else "2"
+    launcher = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
     command = launcher if with_gloo else [run, "-n", "2", "--timeout", "200", "--", python]
     done = subprocess.run([*command, str(program)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=230, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
