@@ -61,7 +61,7 @@ Result<std::shared_ptr<Codec>> Codec::create(std::shared_ptr<Comm> comm, std::st
   SOTTO_ASSIGN(codec->state_,
                CompressedState::make(
                    *codec->comm_, DeviceAccess(codec->comm_->context()->engine(), codec->device_),
-                   codec->layout_, settings, codec->two_levels()));
+                   codec->layout_, settings, codec->levels_.two()));
   return codec;
 }
 
@@ -73,7 +73,7 @@ Result<Codec::Prepared*> Codec::prepared(std::span<const uint8_t> in_place) {
   Prepared p;
   p.in_place.assign(in_place.begin(), in_place.end());
   p.collective = emit_compressed_collective(builder, comm_->rank(), layout_, settings_, in_place,
-                                            comm_->segment_bytes(), two_levels());
+                                            comm_->segment_bytes(), levels_.two());
   SOTTO_ASSIGN(p.plan, comm_->prepare(builder.take(), device_));
   prepared_.push_back(std::move(p));
   return &prepared_.back();
@@ -153,7 +153,7 @@ Status Codec::describe_failure(const Status& status, std::span<const std::byte> 
   if (!server) {
     return Status(status.code(),
                   fmt::format("compressed all-reduce: {} in the input of {}; nothing was written",
-                              refused, servers_text(two_levels(), flagged)));
+                              refused, servers_text(levels_.two(), flagged)));
   }
   return Status(
       status.code(),

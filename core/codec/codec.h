@@ -58,7 +58,6 @@ class Codec : public std::enable_shared_from_this<Codec> {
 
   Codec(std::shared_ptr<Comm> comm, std::shared_ptr<Device> device, const CodecSettings& settings,
         Levels levels, std::vector<uint64_t> counts);
-  const Levels* two_levels() const { return levels_.flat() ? nullptr : &levels_; }
   // One rank, or one host in two levels, or no elements.
   bool compresses_nothing() const { return levels_.host_count() == 1 || layout_.elements() == 0; }
   Result<Prepared*> prepared(std::span<const uint8_t> in_place);

@@ -241,10 +241,9 @@ Exchange make_exchange(PlanBuilder& b, const CompressedRequest& r) {
   const CompressedLayout& layout = *r.layout;
   const PayloadUnit unit = payload_unit(r.kind, r.block);
   const uint32_t ranks = layout.servers_per_shard();
-  const uint32_t server =
-      r.levels == nullptr ? static_cast<uint32_t>(r.rank) : r.levels->server_of(r.rank);
-  const bool serves = r.levels == nullptr || r.levels->serves(r.rank);
-  const uint64_t payload = serves ? unit.bytes_of(layout.shard_elements()) : 0;
+  const uint32_t server = server_of(r.levels, r.rank);
+  const bool has_shard = serves(r.levels, r.rank);
+  const uint64_t payload = has_shard ? unit.bytes_of(layout.shard_elements()) : 0;
   Exchange x{b,
              r,
              layout,
@@ -263,7 +262,7 @@ Exchange make_exchange(PlanBuilder& b, const CompressedRequest& r) {
              b.scratch(at_least_one(layout.sections().size() * 4)),
              {},
              {}};
-  if (!serves) return x;
+  if (!has_shard) return x;
   x.worker_ranges = layout.worker_ranges(x.shard);
   x.server_ranges = layout.server_ranges(server);
   return x;

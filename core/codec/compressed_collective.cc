@@ -37,8 +37,8 @@ CompressedMean emit_compressed_mean(PlanBuilder& b, const CompressedMeanRequest&
 
 CompressedMean ServerCoding::mean(PlanBuilder& b, const CompressedMeanRequest& request) const {
   CompressedMean mean;
-  const bool serves = request.levels == nullptr || request.levels->serves(request.rank);
-  mean.slots = add_codec_slots(b, *request.layout, request.codec, serves, request.kept);
+  mean.slots = add_codec_slots(b, *request.layout, request.codec,
+                               serves(request.levels, request.rank), request.kept);
   mean.slots.valid = request.valid;
   if (mean.slots.server != kNoSlot) b.committed(mean.slots.server);
   CompressedRequest r;

@@ -117,10 +117,9 @@ Result<CompressedState> CompressedState::make(const Comm& comm, const DeviceAcce
   s.settings_ = settings;
   s.place_.rank = comm.rank();
   s.place_.size = comm.size();
-  s.place_.server = static_cast<uint32_t>(comm.rank());
+  s.place_.server = server_of(levels, comm.rank());
+  s.place_.serves = sotto::serves(levels, comm.rank());
   if (levels != nullptr) {
-    s.place_.server = levels->server_of(comm.rank());
-    s.place_.serves = levels->serves(comm.rank());
     s.place_.per_host = static_cast<float>(levels->per_host());
     s.place_.hierarchy = fmt::format("{}, hosts", hierarchy_name(levels->kind));
     for (const int32_t host : levels->host_of) s.place_.hierarchy += fmt::format(" {}", host);

@@ -130,11 +130,12 @@ Result<CodecSettings> read_codec(const Json& object, const std::string& path, Fi
   return s;
 }
 
-Status refuse_hierarchy(const CodecSettings& codec, const std::string& path,
-                        std::string_view instead, Findings& findings) {
+Status refuse_hierarchy(const CodecSettings& codec, const std::string& path, Findings& findings) {
   if (codec.hierarchy == Hierarchy::kFlat) return ok_status();
-  return findings.fail(path + ".hierarchy", fmt::format("found {}, allowed here is flat{}",
-                                                        hierarchy_name(codec.hierarchy), instead));
+  return findings.fail(
+      path + ".hierarchy",
+      fmt::format("found {}, allowed here is flat; sotto.hierarchy is for all averages",
+                  hierarchy_name(codec.hierarchy)));
 }
 
 Result<CodecSettings> parse_codec(std::string_view text) {

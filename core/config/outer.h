@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/base/codec.h"
+#include "core/base/hierarchy.h"
 #include "core/base/outer.h"
 #include "core/base/status.h"
 
@@ -99,7 +100,8 @@ struct OuterConfig {
   std::optional<CodecSettings> codec;  // of payloads; nothing: float32
   uint64_t dense_rounds = 0;           // first launches of a fragment, without the codec
   OuterNonfinite nonfinite = OuterNonfinite::kSkipRank;
-  std::vector<std::string> warnings;  // of parse_outer: to be logged once
+  Hierarchy hierarchy = Hierarchy::kFlat;  // of averages
+  std::vector<std::string> warnings;       // of parse_outer: to be logged once
 
   // A pseudo-gradient is applied to an anchor that has moved since it was measured: delay = period,
   // where the launch is made before the update (merge reset, lerp).

@@ -163,7 +163,7 @@ Status read_payload(OuterReading& r) {
   const std::string path = r.reader.path_of("codec");
   if (value->is_string()) return read_codec_word(value->get<std::string>(), path, r);
   SOTTO_ASSIGN(c.codec, read_codec(*value, path, r.findings));
-  SOTTO_TRY(refuse_hierarchy(*c.codec, path, "", r.findings));
+  SOTTO_TRY(refuse_hierarchy(*c.codec, path, r.findings));
   if (!c.codec->compat) return ok_status();
   return r.findings.fail(path + ".mode",
                          "found compat, which is the 1-bit optimizers' published arithmetic; "

@@ -13,7 +13,6 @@ Status read_overlap_codec(const ObjectReader& reader, OverlapConfig& config, Fin
   const std::string path = reader.path_of("codec");
   SOTTO_ASSIGN(config.codec, value->is_string() ? read_codec(Json{{"type", *value}}, path, findings)
                                                 : read_codec(*value, path, findings));
-  SOTTO_TRY(refuse_hierarchy(*config.codec, path, "", findings));
   if (config.codec->compat) {
     return findings.fail(path + ".mode",
                          "found compat, which is the 1-bit optimizers' published arithmetic; "

@@ -129,19 +129,21 @@ bool partly_compressed(const Config& config) {
 
 Json stages_json(const Config& config, const Request& request) {
   UpdateBytes bytes;
+  // How many ranks share a host is not known.
+  const bool flat = config.sotto.hierarchy == Hierarchy::kFlat;
   if (const auto& outer = config.sotto.outer; outer && request.known()) {
     const OuterBytes sent = outer_bytes(*outer, request.n_params, request.world);
-    bytes.full = full_precision_bytes(
-        request.n_params, request.world,
-        outer->schedule.averages_gradients() ? communication_bytes(config) : 4);
+    if (flat)
+      bytes.full = full_precision_bytes(
+          request.n_params, request.world,
+          outer->schedule.averages_gradients() ? communication_bytes(config) : 4);
     const uint64_t steps = outer->schedule.period;
     if (sent.period) bytes.share = *sent.period / steps + (*sent.period % steps == 0 ? 0 : 1);
   } else if (request.known()) {
-    bytes.full = full_precision_bytes(request.n_params, request.world, communication_bytes(config));
+    if (flat)
+      bytes.full =
+          full_precision_bytes(request.n_params, request.world, communication_bytes(config));
     const std::optional<CodecSettings> codec = config.compression(request.world);
-    // How many ranks share a host is not known.
-    const bool flat = config.sotto.hierarchy == Hierarchy::kFlat;
-    if (!flat) bytes.full.reset();
     if (codec && flat && !partly_compressed(config))
       bytes.compressed = compressed_sizes(*codec, request.n_params, request.world).payload;
   }

@@ -16,9 +16,8 @@ Status read_optimizer(const Json& object, Config& config, Findings& findings);
 Status read_scheduler(const Json& object, Config& config, Findings& findings);
 Status read_sotto(const Json& object, Config& config, Findings& findings);
 Result<CodecSettings> read_codec(const Json& object, const std::string& path, Findings& findings);
-// Of a codec that is part of something else. instead: what to write, with "; " in front.
-Status refuse_hierarchy(const CodecSettings& codec, const std::string& path,
-                        std::string_view instead, Findings& findings);
+// Of a codec whose averages have the hierarchy of the file.
+Status refuse_hierarchy(const CodecSettings& codec, const std::string& path, Findings& findings);
 Result<OuterConfig> read_outer(const Json& object, const std::string& path, Findings& findings);
 // Of the "sotto" section; of an optimizer whose keys have been read.
 Result<OverlapConfig> read_step_overlap(const Json& object, const std::string& path,

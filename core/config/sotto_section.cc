@@ -79,6 +79,17 @@ Status read_sizes(const ObjectReader& reader, SottoConfig& sotto, Findings& find
   return ok_status();
 }
 
+// sotto.hierarchy is that of a codec inside. path: the codec's.
+Status use_hierarchy(const ObjectReader& reader, const Config& config, const std::string& path,
+                     CodecSettings* codec, Findings& findings) {
+  codec->hierarchy = config.sotto.hierarchy;
+  if (!codec->row().sparse || codec->hierarchy == Hierarchy::kFlat) return ok_status();
+  return findings.fail(
+      reader.path_of("hierarchy"),
+      fmt::format("found {} with {} of type {}, which has no servers; allowed is flat",
+                  hierarchy_name(codec->hierarchy), path, codec->row().name()));
+}
+
 // What compresses the gradients' average of the types that do not compress themselves.
 Status read_gradient_codec(const ObjectReader& reader, Config& config, Findings& findings) {
   const Json* object = reader.find("gradient_codec");
@@ -92,14 +103,8 @@ Status read_gradient_codec(const ObjectReader& reader, Config& config, Findings&
                           optimizer_names([](const OptimizerType& t) { return !t.one_bit; })));
   }
   SOTTO_ASSIGN(CodecSettings codec, read_codec(*object, path, findings));
-  SOTTO_TRY(refuse_hierarchy(codec, path, "; sotto.hierarchy is for all averages", findings));
-  codec.hierarchy = config.sotto.hierarchy;
-  if (codec.row().sparse && codec.hierarchy != Hierarchy::kFlat) {
-    return findings.fail(reader.path_of("hierarchy"),
-                         fmt::format("found {} with sotto.gradient_codec of type {}, which has no "
-                                     "servers; allowed is flat",
-                                     hierarchy_name(codec.hierarchy), codec.row().name()));
-  }
+  SOTTO_TRY(refuse_hierarchy(codec, path, findings));
+  SOTTO_TRY(use_hierarchy(reader, config, path, &codec, findings));
   if (codec.compat) {
     return findings.fail(path + ".mode",
                          "found compat, which is the 1-bit optimizers' published arithmetic; "
@@ -124,8 +129,6 @@ Status read_hierarchy(const ObjectReader& reader, Config& config, Findings& find
     return refuse(optimizer_kind_name(kind), "whose ranks make local steps of their own");
   if (config.sotto.mode == Mode::kCompat && optimizer_is_one_bit(kind))
     return refuse("sotto.mode compat", "which is the published arithmetic, in one level");
-  if (reader.find("outer") != nullptr)
-    return refuse("sotto.outer", "whose averages have one level");
   return ok_status();
 }
 
@@ -246,7 +249,11 @@ Status read_sotto(const Json& object, Config& config, Findings& findings) {
   SOTTO_TRY(read_hierarchy(reader, config, findings));
   SOTTO_TRY(read_gradient_codec(reader, config, findings));
   if (const Json* outer = reader.find("outer")) {
-    SOTTO_ASSIGN(sotto.outer, read_outer(*outer, reader.path_of("outer"), findings));
+    const std::string path = reader.path_of("outer");
+    SOTTO_ASSIGN(sotto.outer, read_outer(*outer, path, findings));
+    sotto.outer->hierarchy = sotto.hierarchy;
+    if (auto& codec = sotto.outer->codec)
+      SOTTO_TRY(use_hierarchy(reader, config, path + ".codec", &*codec, findings));
   }
   if (const Json* overlap = reader.find("overlap")) {
     const std::string path = reader.path_of("overlap");

@@ -136,7 +136,7 @@ Result<std::shared_ptr<PreparedPlan>> Comm::prepare(std::span<Call> calls) {
     call.request.segment_bytes = segment_bytes();
     call.request.held = held_windows();
     call.request.native = native();
-    call.request.levels = levels_.several() ? &levels_ : nullptr;
+    call.request.levels = levels_.of_sums();
   }
   const auto asks_for = [](const CollectiveRequest& request, const Call& call) {
     return request == call.request;

@@ -102,6 +102,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
   std::vector<int32_t> hosts() const;
   // These ranks on their hosts; errors of make_levels.
   Result<Levels> levels(Hierarchy kind) const { return make_levels(kind, hosts()); }
+  // Of collectives: the root comm's hierarchy; one level where hosts of a split are uneven.
+  const Levels& levels() const { return levels_; }
   // Those of the transport that are between the ranks of this comm.
   NativeCollectives native() const { return native_; }
   const std::shared_ptr<Context>& context() const { return root_->context; }
@@ -201,7 +203,6 @@ class Comm : public std::enable_shared_from_this<Comm> {
   uint64_t epoch_;
   std::shared_ptr<OpTotals> totals_ = std::make_shared<OpTotals>();
   NativeCollectives native_ = 0;
-  // Of collectives: the root comm's hierarchy; one level where hosts of a split are uneven.
   Levels levels_;
 
   // Of the collectives so far; an operation that was refused is none.

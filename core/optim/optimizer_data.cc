@@ -28,7 +28,7 @@ Status OptimizerData::allocate(const std::vector<StateArraySpec>& specs) {
   SOTTO_TRY(access.upload(arrays.data("tensor_states"), std::span<const TensorState>(states)));
   if (masked) SOTTO_TRY(arrays.add(access, *layout, {"valid", layout->flat_elements() / 8}));
   if (codec) {
-    SOTTO_ASSIGN(compressed, CompressedState::make(*comm, access, *layout, *codec, two_levels()));
+    SOTTO_ASSIGN(compressed, CompressedState::make(*comm, access, *layout, *codec, levels.two()));
   }
   return write_valid_bits(false);
 }
@@ -61,7 +61,7 @@ StepShape OptimizerData::step_shape(const Comm& ranks) const {
   shape.state = arrays["m"].type;
   shape.sizes = {ranks.segment_bytes(), ranks.held_windows()};
   shape.average.native = ranks.native();
-  if (ranks.size() == levels.ranks()) shape.average.levels = two_levels();
+  shape.average.levels = ranks.size() == levels.ranks() ? levels.two() : group_levels.two();
   return shape;
 }
 

@@ -31,7 +31,7 @@ struct OptimizerData {
   std::shared_ptr<Comm> comm;   // of its steps; with outer steps, of this rank alone
   std::shared_ptr<Comm> group;  // that has created it; null: not yet
   DeviceAccess access;
-  Levels levels;  // of `comm`
+  Levels levels, group_levels;  // of `comm`, and of `group` where that is another one
   Config config;
   ParameterSet parameters;
   ParamGroups groups;
@@ -58,7 +58,6 @@ struct OptimizerData {
   Mode mode() const { return compat() ? Mode::kCompat : Mode::kStrict; }
   // One rank, or one host in two levels: nothing is compressed.
   bool alone() const { return levels.host_count() == 1; }
-  const Levels* two_levels() const { return levels.flat() ? nullptr : &levels; }
   // State step of the update after `done` updates.
   uint64_t state_step(uint64_t done) const { return done + (one_bit() ? step_offset() : 0); }
   uint64_t next_t() const { return state_step(step + 1); }

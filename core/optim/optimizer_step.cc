@@ -42,7 +42,7 @@ std::string nonfinite_text(const OptimizerData& data, bool silent, std::span<con
     if (ranks.empty() && verdict.worker_message_count != 0) {
       const std::vector<uint32_t> flagged = data.layout->flagged(
           bytes.subspan(verdict.worker_messages, data.layout->message_bytes()));
-      if (!flagged.empty()) who = servers_text(data.two_levels(), flagged);
+      if (!flagged.empty()) who = servers_text(data.levels.two(), flagged);
     }
   }
   return fmt::format("optimizer step {}: NaN or Inf {}{}; nothing was updated", data.step + 1,

@@ -129,6 +129,7 @@ std::string codec_settings(std::string_view path, const std::optional<CodecSetti
   add("chunk_align", codec->chunk_align);
   add("block", codec->block);
   add("residual", codec->residual);
+  if (selection) add("hierarchy", hierarchy_name(codec->hierarchy));
   return std::move(lines).take();
 }
 

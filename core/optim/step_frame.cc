@@ -318,9 +318,7 @@ void StepFrame::count_valid(uint32_t counts, uint64_t n, std::vector<Piece> piec
 void StepFrame::count_valid_of_instances() {
   if (!shape().serves()) return;
   const CompressedLayout& layout = *shape().layout;
-  const Levels* const levels = shape().average.levels;
-  const uint32_t me =
-      levels == nullptr ? static_cast<uint32_t>(shape().rank) : levels->server_of(shape().rank);
+  const uint32_t me = server_of(shape().average.levels, shape().rank);
   const auto of_chunk = [&](uint32_t chunk, std::vector<Piece>* out) {
     for (Piece& piece : worker_chunk(layout, chunk)) {
       if (piece.tensor == kNoTensor) continue;

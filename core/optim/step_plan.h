@@ -69,7 +69,7 @@ struct StepShape {
     return size == 1 || (average.levels != nullptr && average.levels->host_count() == 1);
   }
   // This rank compresses a shard.
-  bool serves() const { return average.levels == nullptr || average.levels->serves(rank); }
+  bool serves() const { return sotto::serves(average.levels, rank); }
 };
 
 // StepShape::batch_elements on a device. Where a launch is a call of a function, one tensor: the

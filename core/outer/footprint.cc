@@ -21,7 +21,7 @@ struct Launches {
 
 Launches launches_of(const OuterShape& shape) {
   const OuterConfig& c = *shape.config;
-  const bool coded = c.codec && !shape.alone();
+  const bool coded = shape.codes();
   return {.dense = !coded || c.dense_rounds > 0,
           .coded = coded,
           .parameters = c.schedule.synchronous_steps() > 0 && !c.schedule.averages_gradients()};
@@ -33,8 +33,7 @@ uint64_t array_bytes(const OuterShape& shape) {
     const auto which = static_cast<OuterArray>(i);
     if (which != OuterArray::kSwapped) sum += shape.bytes_of(which);
   }
-  if (shape.config->codec && !shape.alone())
-    sum += CompressedState::bytes_of(*shape.layout, *shape.config->codec);
+  if (shape.codes()) sum += CompressedState::bytes_of(*shape.layout, *shape.config->codec);
   return sum;
 }
 

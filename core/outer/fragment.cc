@@ -103,7 +103,7 @@ Status OuterFragment::allocate() {
   report_.not_finite.resize(report_.messages.size());
   if (!plans_.shape().codes()) return ok_status();
   SOTTO_ASSIGN(compressed_, CompressedState::make(*context_.comm, context_.access, plans_.layout(),
-                                                  *context_.config.codec));
+                                                  *context_.config.codec, context_.levels.two()));
   return ok_status();
 }
 

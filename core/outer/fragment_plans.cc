@@ -17,13 +17,14 @@ std::vector<LayoutTensor> tensors_of(const ParameterSet& parameters,
 FragmentPlans::FragmentPlans(const OuterContext& context, const std::vector<uint32_t>& tensors)
     : context_(context),
       layout_(outer_layout(context.config, tensors_of(*context.parameters, tensors),
-                           static_cast<uint32_t>(context.comm->size()))),
+                           context.levels.servers(), context.levels.shards())),
       mean_config_(outer_mean_of_parameters()) {
   const Comm& comm = *context_.comm;
   shape_.rank = comm.rank();
   shape_.size = comm.size();
   shape_.layout = &layout_;
   shape_.config = &context_.config;
+  shape_.levels = context_.levels.two();
   shape_.sizes = {comm.segment_bytes(), comm.held_windows()};
   for (uint32_t i = 0; i < tensors.size(); ++i) {
     const ParamSpec& p = (*context_.parameters)[tensors[i]];

@@ -20,6 +20,7 @@ struct OuterContext {
   std::shared_ptr<Comm> reductions;  // its duplicate, on which averages travel
   DeviceAccess access;
   OuterConfig config;  // resolved
+  Levels levels;       // of averages
   const ParameterSet* parameters = nullptr;
 };
 

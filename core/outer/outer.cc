@@ -135,6 +135,9 @@ Result<std::shared_ptr<Outer>> Outer::make(std::shared_ptr<Comm> comm, const Out
   context.access =
       DeviceAccess(comm->context()->engine(), comm->context()->device_or_default(device));
   context.config = config.resolved(static_cast<uint64_t>(comm->size()));
+  SOTTO_ASSIGN(context.levels, comm->levels(config.hierarchy));
+  context.config.hierarchy = context.levels.kind;
+  if (context.config.codec) context.config.codec->hierarchy = context.levels.kind;
   ParameterSet parameters(std::move(params), context.access);
   SOTTO_TRY(parameters.check(std::nullopt));
   std::shared_ptr<Outer> outer(new Outer(std::move(context), std::move(parameters)));

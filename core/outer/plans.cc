@@ -207,12 +207,14 @@ void OuterBuilder::sum_in_full(OuterArray from) {
   r.round = b_.next_round();
   r.segment_bytes = x_.sizes.segment_bytes;
   r.held = x_.sizes.held;
+  r.levels = x_.levels;
   emit_flat_all_reduce(b_, r);
 }
 
 void OuterBuilder::compress() {
-  CompressedMeanRequest r{x_.rank, &layout_, *s_.codec, parts_of(OuterArray::kPayload),
-                          parts_of(OuterArray::kResult)};
+  CompressedMeanRequest r{
+      x_.rank,  &layout_, *s_.codec, parts_of(OuterArray::kPayload), parts_of(OuterArray::kResult),
+      x_.levels};
   r.weights = {array(OuterArray::kMessages), offsetof(OuterMessage, weight), sizeof(OuterMessage)};
   r.segment_bytes = x_.sizes.segment_bytes;
   const CompressedMean mean = emit_compressed_mean(b_, r);

@@ -45,7 +45,7 @@ inline constexpr size_t kOuterArrays = static_cast<size_t>(OuterArray::kCount);
 
 // One space of a fragment's tensors, one after the other.
 CompressedLayout outer_layout(const OuterConfig& config, std::vector<LayoutTensor> tensors,
-                              uint32_t ranks);
+                              uint32_t servers, uint32_t shards = 1);
 // Of inner steps before outer steps begin: live parameters become their mean.
 OuterConfig outer_mean_of_parameters();
 
@@ -55,6 +55,7 @@ struct OuterShape {
   const CompressedLayout* layout = nullptr;  // of the fragment's tensors
   const OuterConfig* config = nullptr;       // resolved
   ModelCopies copies;                        // numbers of tensors of the fragment
+  const Levels* levels = nullptr;            // of averages; null: one level
   bool last = false;  // nothing is launched any more: live parameters become the anchor
   MessageSizes sizes = {.segment_bytes = 256 * 1024};
 
@@ -65,8 +66,10 @@ struct OuterShape {
   bool launches_first() const { return config->late() && !last; }
   // An average of parameters is taken from the anchor of now, which has the last step in it.
   bool takes_out_last_step() const;
-  // Averages use the codec, behind the first ones.
-  bool codes() const { return config->codec && !alone(); }
+  // Averages use the codec, behind the first ones. One rank, or one host in two levels, has none.
+  bool codes() const {
+    return config->codec && (levels == nullptr ? !alone() : levels->host_count() > 1);
+  }
   bool keeps_errors() const { return codes() && config->codec->residual; }
   // Both payloads are needed: those of an average and of the next one.
   bool two_payloads() const { return config->rule.freshness > 0; }

@@ -39,6 +39,7 @@ std::string outer_settings_text(const OuterConfig& c, const ParameterSet& parame
   add("merge_a", c.merge.a);
   if (all) add("nonfinite", outer_word("nonfinite", c.nonfinite));
   add("dense_rounds", c.dense_rounds);
+  if (all) text += fmt::format("sotto.hierarchy={}\n", hierarchy_name(c.hierarchy));
   text += codec_settings("sotto.outer.codec", c.codec, all);
   std::vector<uint64_t> counts;
   for (const ParamSpec& p : parameters) counts.push_back(p.count);

@@ -35,6 +35,7 @@ AverageRounds::AverageRounds(std::shared_ptr<Comm> comm, const OverlapConfig& co
 
 Status AverageRounds::allocate(const std::vector<OverlapBucket>& buckets) {
   buckets_ = buckets;
+  SOTTO_ASSIGN(levels_, comm_->levels(config_.codec ? config_.codec->hierarchy : Hierarchy::kFlat));
   SOTTO_ASSIGN(codecs_, make_codecs(buckets_));
   return ok_status();
 }
@@ -42,7 +43,7 @@ Status AverageRounds::allocate(const std::vector<OverlapBucket>& buckets) {
 Result<std::unique_ptr<OverlapCodecs>> AverageRounds::make_codecs(
     const std::vector<OverlapBucket>& buckets) const {
   if (!config_.codec) return std::unique_ptr<OverlapCodecs>();
-  auto codecs = std::make_unique<OverlapCodecs>(*comm_, tensors_, buckets, *config_.codec);
+  auto codecs = std::make_unique<OverlapCodecs>(levels_, tensors_, buckets, *config_.codec);
   SOTTO_TRY(codecs->allocate(*comm_, DeviceAccess(comm_->context()->engine(), device_)));
   return codecs;
 }
@@ -80,10 +81,11 @@ Result<const AverageRounds::Prepared*> AverageRounds::prepared(ReduceOp reduce) 
   shape.buckets = buckets_;
   shape.wire = config_.wire;
   OverlapCoding coding;
-  if (codecs_ != nullptr) {
+  if (compresses()) {
     coding = {codecs_->settings(), codecs_->layouts()};
     shape.coding = &coding;
   }
+  shape.levels = compresses() ? levels_.two() : comm_->levels().of_sums();
   shape.reduce = reduce;
   shape.observes = observes_;
   shape.sizes = {comm_->segment_bytes(), comm_->held_windows()};

@@ -62,6 +62,8 @@ class AverageRounds final : public RoundWork {
                bool observes);
   OpSignature signature(ReduceOp reduce, uint64_t tag) const;
   Result<const Prepared*> prepared(ReduceOp reduce);
+  // One rank, or one host in two levels, compresses nothing.
+  bool compresses() const { return codecs_ != nullptr && levels_.host_count() > 1; }
   Status check_codecs() const;
   void ended(const Prepared& prepared, Status& status, std::span<const std::byte> verdict);
 
@@ -70,6 +72,7 @@ class AverageRounds final : public RoundWork {
   const OverlapConfig& config_;
   const std::vector<OverlapTensor>& tensors_;
   const std::shared_ptr<Device> device_;
+  Levels levels_;  // of codecs
   std::vector<OverlapBucket> buckets_;
   bool observes_ = false;
   std::unique_ptr<OverlapCodecs> codecs_;            // null: nothing is compressed

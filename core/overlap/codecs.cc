@@ -21,14 +21,14 @@ std::vector<LayoutTensor> tensors_of(const OverlapBucket& bucket,
 
 }  // namespace
 
-OverlapCodecs::OverlapCodecs(const Comm& comm, std::span<const OverlapTensor> tensors,
+OverlapCodecs::OverlapCodecs(const Levels& levels, std::span<const OverlapTensor> tensors,
                              std::span<const OverlapBucket> buckets, const CodecSettings& settings)
-    : tensors_(tensors), buckets_(buckets), settings_(settings) {
+    : levels_(levels), tensors_(tensors), buckets_(buckets), settings_(settings) {
   for (const OverlapBucket& bucket : buckets) {
     codecs_.push_back(std::make_unique<Bucket>(
-        Bucket{CompressedLayout(tensors_of(bucket, tensors), static_cast<uint32_t>(comm.size()),
-                                settings.chunk_align, settings.granularity,
-                                settings.bucket_elements, settings.row().scales),
+        Bucket{CompressedLayout(tensors_of(bucket, tensors), levels.servers(), settings.chunk_align,
+                                settings.granularity, settings.bucket_elements,
+                                settings.row().scales, std::nullopt, levels.shards()),
                {}}));
     elements_ += codecs_.back()->layout.elements();
   }
@@ -36,7 +36,8 @@ OverlapCodecs::OverlapCodecs(const Comm& comm, std::span<const OverlapTensor> te
 
 Status OverlapCodecs::allocate(const Comm& comm, const DeviceAccess& access) {
   for (const std::unique_ptr<Bucket>& b : codecs_) {
-    SOTTO_ASSIGN(b->state, CompressedState::make(comm, access, b->layout, settings_));
+    SOTTO_ASSIGN(b->state,
+                 CompressedState::make(comm, access, b->layout, settings_, levels_.two()));
   }
   return ok_status();
 }
@@ -60,23 +61,25 @@ void OverlapCodecs::flip() {
 std::string OverlapCodecs::explain(std::span<const std::byte> verdict,
                                    std::span<const BucketVerdict> places) const {
   const std::string_view refused = coding_of(settings_.kind).refused();
-  std::set<size_t> inputs, sums;
+  std::set<uint32_t> inputs, sums;  // servers
   for (size_t b = 0; b < codecs_.size(); ++b) {
     const CompressedLayout& layout = codecs_[b]->layout;
     const uint64_t area = layout.message_bytes();
-    const auto add = [&](std::set<size_t>* ranks, uint64_t at) {
-      for (const uint32_t r : layout.flagged(verdict.subspan(at, area))) ranks->insert(r);
+    const auto add = [&](std::set<uint32_t>* servers, uint64_t at) {
+      for (const uint32_t s : layout.flagged(verdict.subspan(at, area))) servers->insert(s);
     };
     if (layout.elements() == 0) continue;
     add(&inputs, places[b].workers);
     if (inputs.empty()) add(&sums, places[b].servers);
   }
   if (!inputs.empty()) {
-    return fmt::format("{} in the gradients of rank {}", refused,
-                       list_of_ranks({inputs.begin(), inputs.end()}));
+    return fmt::format("{} in the gradients of {}", refused,
+                       servers_text(levels_.two(), std::vector(inputs.begin(), inputs.end())));
   }
+  std::vector<size_t> ranks;
+  for (const uint32_t s : sums) ranks.push_back(static_cast<size_t>(levels_.rank_of(s)));
   return fmt::format(
-      "{} in the sums at rank {}{}", refused, list_of_ranks({sums.begin(), sums.end()}),
+      "{} in the sums at rank {}{}", refused, list_of_ranks(ranks),
       settings_.residual ? ", the error feedback of these sums starts at 0 again" : "");
 }
 
@@ -186,6 +189,7 @@ Result<OverlapSnapshot> OverlapCodecs::mean(Comm& comm) const {
 }
 
 Result<OverlapSnapshot> OverlapCodecs::by_gradient(Comm& comm) const {
+  if (!levels_.flat()) return mean(comm);
   return in_order([&](const CompressedState& state) -> Result<MeanErrorFeedback> {
     MeanErrorFeedback errors;
     const auto into = [](std::vector<float>* to) {

@@ -24,7 +24,7 @@ struct OverlapSnapshot {
 class OverlapCodecs {
  public:
   // What is passed lives longer.
-  OverlapCodecs(const Comm& comm, std::span<const OverlapTensor> tensors,
+  OverlapCodecs(const Levels& levels, std::span<const OverlapTensor> tensors,
                 std::span<const OverlapBucket> buckets, const CodecSettings& settings);
   Status allocate(const Comm& comm, const DeviceAccess& access);
 
@@ -45,7 +45,8 @@ class OverlapCodecs {
   // As large as that, with zeros.
   OverlapSnapshot empty_mean() const;
   // What this rank's workers and the servers of all ranks have, as restore_mean takes it: for other
-  // buckets of the same ranks. A collective of `comm`.
+  // buckets of the same ranks. In two levels, where an element moves to another rank of its host,
+  // the mean of all hosts. A collective of `comm`.
   Result<OverlapSnapshot> by_gradient(Comm& comm) const;
   // Nothing changes on error.
   Status restore(const OverlapSnapshot& snapshot);
@@ -65,6 +66,7 @@ class OverlapCodecs {
   template <class ErrorsOf>
   Result<OverlapSnapshot> in_order(ErrorsOf&& errors_of) const;
 
+  const Levels& levels_;
   const std::span<const OverlapTensor> tensors_;
   const std::span<const OverlapBucket> buckets_;
   const CodecSettings settings_;

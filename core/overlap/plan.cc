@@ -127,6 +127,7 @@ Status RoundBuilder::all_reduce(SmallVector<uint64_t> counts, Dtype dtype, uint3
   request.counts = std::move(counts);
   request.segment_bytes = x_.sizes.segment_bytes;
   request.held = x_.sizes.held;
+  request.levels = x_.levels;
   return emit_collective(b_, request, {first_slot, first_slot});
 }
 
@@ -151,7 +152,7 @@ Status RoundBuilder::compress(size_t index, std::span<const Run> runs, uint32_t 
     }
     if (own) convert(layout, run.first_slot, run.dtype, in + begin, Dtype::kF32);
   }
-  CompressedMeanRequest r{x_.rank, &bucket, x_.coding->settings, in, out};
+  CompressedMeanRequest r{x_.rank, &bucket, x_.coding->settings, in, out, x_.levels};
   r.segment_bytes = x_.sizes.segment_bytes;
   r.kept = &kept_;
   const CompressedMean mean = emit_compressed_mean(b_, r);
@@ -168,7 +169,6 @@ Status RoundBuilder::compress(size_t index, std::span<const Run> runs, uint32_t 
 }
 
 void RoundBuilder::decide(uint32_t word) {
-  const auto ranks = static_cast<uint32_t>(x_.size);
   struct Flags {
     uint32_t slot;
     const CompressedLayout* layout;
@@ -193,8 +193,8 @@ void RoundBuilder::decide(uint32_t word) {
          .prior = whole(prior, Access::kRead, 0, 4),
          .word = whole(to, Access::kWrite, 0, 4)},
         {},
-        GateArgs{0, ranks, f.fail_word, b_.keep_array(std::span<const uint64_t>(sections)),
-                 sections.size()});
+        GateArgs{0, f.layout->servers(), f.fail_word,
+                 b_.keep_array(std::span<const uint64_t>(sections)), sections.size()});
     prior = to;
   }
 }

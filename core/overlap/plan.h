@@ -34,6 +34,7 @@ struct OverlapShape {
   std::span<const OverlapBucket> buckets;
   std::optional<Dtype> wire;
   const OverlapCoding* coding = nullptr;  // null: gradients are not compressed
+  const Levels* levels = nullptr;         // of averages; null: one level
   ReduceOp reduce = ReduceOp::kMean;
   bool observes = false;  // ranks learn in which order gradients became ready on rank 0
   MessageSizes sizes = {.segment_bytes = 256 * 1024};

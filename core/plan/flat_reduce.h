@@ -33,8 +33,8 @@ struct FlatReduceRequest {
   const FlatLayout* layout = nullptr;  // concatenated
   Dtype dtype = Dtype::kF32;
   ReduceOp op = ReduceOp::kMean;
-  // Ranks that are combined before they join the result (ReduceArgs::group); 0: all. Not with what
-  // the transport adds up.
+  // Ranks that are combined before they join the result, in each level (ReduceArgs::group); 0: all.
+  // Not with what the transport adds up.
   uint32_t group = 0;
   uint32_t in_list = kNoSlot;   // first slot of the tensors
   uint32_t out_flat = kNoSlot;  // flat_reduce_bytes
@@ -47,7 +47,7 @@ struct FlatReduceRequest {
   uint64_t segment_bytes = 256 * 1024;  // 0: messages are not cut
   HeldWindows held = {};
   NativeCollectives native = 0;  // that may be used, between all ranks of the comm, on one level
-  // Of all ranks of the comm; null: one level. Not with a group.
+  // Of all ranks of the comm; null: one level.
   const Levels* levels = nullptr;
 };
 

@@ -56,6 +56,14 @@ Result<Levels> make_levels(Hierarchy kind, std::span<const int32_t> hosts) {
   return levels;
 }
 
+bool serves(const Levels* levels, int32_t rank) {
+  return levels == nullptr || levels->serves(rank);
+}
+
+uint32_t server_of(const Levels* levels, int32_t rank) {
+  return levels == nullptr ? static_cast<uint32_t>(rank) : levels->server_of(rank);
+}
+
 std::string servers_text(const Levels* levels, std::span<const uint32_t> servers) {
   std::set<size_t> ranks;
   for (const uint32_t server : servers) {

@@ -42,6 +42,9 @@ struct Levels {
   }
   // There are messages inside hosts and messages between them.
   bool several() const { return !flat() && host_count() > 1; }
+  // As requests take them; null: one level. Of codecs, which one host has too, and of sums.
+  const Levels* two() const { return flat() ? nullptr : this; }
+  const Levels* of_sums() const { return several() ? this : nullptr; }
   bool operator==(const Levels&) const = default;
 };
 
@@ -51,6 +54,10 @@ struct Levels {
 Result<Levels> make_levels(Hierarchy kind, std::span<const int32_t> hosts);
 // One level.
 Levels flat_levels(int32_t ranks);
+
+// Whether a rank has a shard, and its number among servers. levels: null: one level.
+bool serves(const Levels* levels, int32_t rank);
+uint32_t server_of(const Levels* levels, int32_t rank);
 
 // "rank 0, 2"; in two levels, where a server has the sums of a host, "a rank on the host of rank 0,
 // 2". levels: null: one level.

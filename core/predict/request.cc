@@ -124,6 +124,11 @@ Status read_config(const Json& object, std::optional<OuterConfig>& out) {
   const std::string text = found->is_string() ? found->get<std::string>() : found->dump();
   Result<OuterConfig> config = parse_outer(text);
   if (!config.ok()) return config.status().with_prefix("config");
+  if (config->hierarchy != Hierarchy::kFlat) {
+    return invalid_argument(
+        "config: sotto.hierarchy: found {}, predictions are of one level; allowed is flat",
+        hierarchy_name(config->hierarchy));
+  }
   out = config.take();
   return ok_status();
 }

@@ -273,6 +273,115 @@ TEST_P(OverlapCodec, MovesErrorFeedbackToTheObservedOrder) {
   });
 }
 
+// Two hosts of two ranks each.
+class OverlapHierarchy : public OverlapWorlds {
+ protected:
+  void run_on_hosts(const std::string& collectives,
+                    const std::function<void(const std::shared_ptr<Comm>&)>& body) {
+    run(body, [collectives](int32_t rank, Params* params) {
+      params->host_id = rank == 0 || rank == 3 ? "a" : "b";
+      params->hierarchy = collectives;
+    });
+  }
+};
+
+std::string in_levels(const std::string& codec, const char* hierarchy) {
+  return fmt::format(R"({}, "hierarchy": "{}"}})", codec.substr(0, codec.size() - 1), hierarchy);
+}
+
+// Buckets are compressed between hosts; a rank that withdraws, and NaN on any rank, change nothing.
+TEST_P(OverlapHierarchy, HasTheBitsOfACodecPerBucket) {
+  run_on_hosts("flat", [](const std::shared_ptr<Comm>& comm) {
+    for (const char* of_type : {kCodecs[0], kCodecs[2], kCodecs[3], kCodecs[6]}) {
+      for (const char* hierarchy : {"sharded", "leader"}) {
+        const std::string codec = in_levels(of_type, hierarchy);
+        OverlapModel model(comm, with_codec(codec), OverlapModel::floats(kCounts));
+        CodecPerBucket peer(comm, codec, model.overlap().buckets());
+        for (uint64_t round = 0; round < 4; ++round) {
+          const Values mine = model.values(comm->rank(), round);
+          const Values wanted = peer.mean(mine);
+          round_of(model, mine, round * 7 + static_cast<uint64_t>(comm->rank()));
+          same_values(model.read(), wanted, fmt::format("{}, round {}", codec, round));
+          const auto before = checked(export_state(model.overlap(), StateMode::kExact));
+          Values bad = model.values(comm->rank(), 100 + round);
+          const float nan = std::numeric_limits<float>::quiet_NaN();
+          if (comm->rank() == static_cast<int32_t>(round)) std::memcpy(&bad[0][0], &nan, 4);
+          const OpRef op = model.begin();
+          for (uint64_t t = model.size(); t-- > 0;) model.ready(bad, {&t, 1});
+          checked(model.overlap().finish());
+          const std::string host = round == 1 || round == 2 ? "1" : "0";
+          const Status ended = model.wait(op);
+          if (ended.text().find("in the gradients of a rank on the host of rank " + host + "; ") ==
+              std::string::npos)
+            throw RankError(ended.text());
+          if (checked(export_state(model.overlap(), StateMode::kExact)) != before)
+            throw RankError(codec + ": error feedback has changed");
+        }
+      }
+    }
+  });
+}
+
+TEST_P(OverlapHierarchy, KeepsWhatIsLeftOver) {
+  run_on_hosts("flat", [](const std::shared_ptr<Comm>& comm) {
+    for (const char* hierarchy : {"sharded", "leader"}) {
+      const std::string codec = in_levels(kCodecs[3], hierarchy);
+      const std::string json = R"({"first_bucket_bytes": 100, "bucket_bytes": 150000, )"
+                               R"("order": "observed", "codec": )" +
+                               codec + "}";
+      OverlapModel model(comm, json, OverlapModel::floats(kCounts));
+      round_of(model, model.values(comm->rank(), 0), 17);
+      const auto mean = checked(export_state(model.overlap(), StateMode::kMean));
+      const OpRef op = model.begin();
+      checked(model.overlap().withdraw("to look"));
+      if (model.wait(op).code() != Code::kCancelled) throw RankError("not withdrawn");
+      if (model.overlap().info().layout != 1) throw RankError("the same buckets");
+      if (checked(export_state(model.overlap(), StateMode::kMean)) != mean)
+        throw RankError(codec + ": other errors in the observed order");
+      round_of(model, model.values(comm->rank(), 1), 3);
+      const auto exact = checked(export_state(model.overlap(), StateMode::kExact));
+      OverlapModel other(comm, json, OverlapModel::floats(kCounts));
+      checked(import_state(other.overlap(), StateMode::kExact, exact));
+      const Values next = model.values(comm->rank(), 2);
+      round_of(model, next, 4);
+      round_of(other, next, 5);
+      same_values(other.read(), model.read(), codec);
+      OverlapModel flat(comm, with_codec(kCodecs[3]), OverlapModel::floats(kCounts));
+      const Status refused = import_state(flat.overlap(), StateMode::kExact, exact);
+      if (refused.text().find("is of the hierarchy") == std::string::npos &&
+          refused.text().find("is of other buckets") == std::string::npos)
+        throw RankError(refused.text());
+      checked(import_state(flat.overlap(), StateMode::kMean, mean));
+    }
+  });
+}
+
+// Without a codec averages are the comm's collectives.
+TEST_P(OverlapHierarchy, AveragesAsTheCommDoes) {
+  for (const char* hierarchy : {"sharded", "leader"}) {
+    run_on_hosts(hierarchy, [](const std::shared_ptr<Comm>& comm) {
+      for (const char* json : {R"({"first_bucket_bytes": 100, "bucket_bytes": 60000})",
+                               R"({"first_bucket_bytes": 1, "bucket_bytes": 1000000})"}) {
+        OverlapModel model(comm, json, OverlapModel::mixed_shapes());
+        for (const ReduceOp reduce : {ReduceOp::kMean, ReduceOp::kSum}) {
+          const Values mine = model.values(comm->rank(), 5);
+          const Values wanted = model.all_reduced(mine, reduce);
+          const OpRef op = model.begin(reduce);
+          for (uint64_t t = 0; t < model.size(); ++t) model.ready(mine, {&t, 1});
+          checked(model.overlap().finish());
+          checked(model.wait(op));
+          same_values(model.read(), wanted, json);
+        }
+      }
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, OverlapHierarchy,
+                         ::testing::Combine(::testing::ValuesIn(world_kinds()),
+                                            ::testing::Values(4)),
+                         [](const auto& named) { return std::get<0>(named.param); });
+
 INSTANTIATE_TEST_SUITE_P(Worlds, OverlapCodec,
                          ::testing::Combine(::testing::ValuesIn(world_kinds()),
                                             ::testing::Values(1, 2, 3)),

@@ -23,7 +23,9 @@ class OverlapWorlds : public ::testing::TestWithParam<std::tuple<std::string, in
     ordered_calls_ascend = true;
     EXPECT_TRUE(take_ordered_violations().empty());
   }
-  void run(const std::function<void(const std::shared_ptr<Comm>&)>& body) {
+  // rank_params: WorldOptions::rank_params.
+  void run(const std::function<void(const std::shared_ptr<Comm>&)>& body,
+           std::function<void(int32_t rank, Params*)> rank_params = nullptr) {
     const auto caught_errors = [&](const std::shared_ptr<Comm>& comm) -> Status {
       try {
         body(comm);
@@ -33,8 +35,9 @@ class OverlapWorlds : public ::testing::TestWithParam<std::tuple<std::string, in
       }
       return ok_status();
     };
-    const Status status =
-        run_world(world_of(std::get<0>(GetParam()), std::get<1>(GetParam())), caught_errors);
+    WorldOptions world = world_of(std::get<0>(GetParam()), std::get<1>(GetParam()));
+    world.rank_params = std::move(rank_params);
+    const Status status = run_world(std::move(world), caught_errors);
     EXPECT_TRUE(status.ok()) << status.text();
   }
 };

@@ -6,6 +6,7 @@ there are hosts; in H1 (leader) there is one shard.
 import numpy as np
 
 import outer_codecs
+from outer_arithmetic import sum_of_ranks
 from model import Compressor, f32
 
 
@@ -20,6 +21,12 @@ def mean(vectors):
 def means_of_hosts(vectors, host_of):
     """host_of: by rank. The ranks of a host are added in ascending order."""
     return [mean([v for v, h in zip(vectors, host_of) if h == host]) for host in range(max(host_of) + 1)]
+
+
+def mean_of_ranks(terms, host_of):
+    """As outer_arithmetic's: the sum of the sums of hosts times fl(1/W)."""
+    hosts = [[t for t, h in zip(terms, host_of) if h == host] for host in range(max(host_of) + 1)]
+    return sum_of_ranks([sum_of_ranks(host) for host in hosts]) * (f32(1) / f32(len(terms)))
 
 
 class Shards:
@@ -55,6 +62,21 @@ class ShardedCompressor(Shards):
         for s, part in self.each():
             out[s] = part.all_reduce([x[s] for x in inputs], valid[s])
         return out
+
+
+class OuterCodec:
+    """As those of outer_codecs, for ranks on hosts that all take part."""
+
+    def __init__(self, codec, host_of):
+        self.codec, self.host_of, self.sent = codec, host_of, [None] * len(host_of)
+
+    def encode(self, rank, delta):
+        self.sent[rank] = delta
+        return True
+
+    def average(self, ranks):
+        assert len(ranks) == len(self.host_of)
+        return self.codec.all_reduce(means_of_hosts(self.sent, self.host_of))
 
 
 class ShardedCodec(Shards):

@@ -10,8 +10,9 @@ import sys
 import numpy as np
 
 import hierarchy_model as two
-import model
 import model_test as flat
+import outer_library_test as outer
+from outer_toy import close
 from sotto_library import Library
 
 f32 = np.float32
@@ -93,13 +94,46 @@ def compare_codec(library, kind, host_of, hierarchy):
     library.run(len(host_of), body, host_of)
 
 
+# Averages of deltas, of parameters and of gradients' place, with a codec behind dense ones, of several fragments, at once.
+OUTER = {
+    "co2": lambda: close(beta=0.2, penalty="gap_rel"),
+    "parameters": lambda: close(payload="params", beta=0.2, clip="rms", phi=1.5),
+    "before outer steps": lambda: close(beta=0.2, warmup_steps=5),
+    "half fresh": lambda: close(freshness=0.5, beta=0.2, penalty="gap_ema"),
+    "onebit": lambda: close(beta=0.1, delay=1, codec="onebit", chunk_align=8, dense_rounds=2),
+    "int8": lambda: close(beta=0.2, codec="int8", chunk_align=256, merge="lerp", merge_a=0.25),
+    "bf16, fragments": lambda: close(beta=0.1, codec={"type": "bf16", "residual": False}, fragments=[[3, 0], [4, 1, 2]]),
+}
+
+
+def compare_outer(library, name, host_of, hierarchy):
+    settings = OUTER[name]()
+    shards, hosts = shape_of(host_of, hierarchy)
+    mean = functools.partial(two.mean_of_ranks, host_of=host_of)
+
+    def averages(engine):
+        engine.mean_of_ranks = mean
+        for fragment in engine.fragments:
+            fragment.mean_of_ranks = fragment.dense.mean_of_ranks = mean
+            fragment.codec = fragment.dense
+            if settings.codec is not None and hosts > 1:
+                kind = settings.codec if isinstance(settings.codec, str) else settings.codec["type"]
+                n = sum(t.stop - t.start for t in fragment.tensors)
+                codec = two.ShardedCodec(n, shards, hosts, settings.chunk_align, kind)
+                fragment.codec = two.OuterCodec(codec, host_of)
+
+    text = json.dumps({"sotto": {"hierarchy": hierarchy, "outer": json.loads(outer.described(settings))}})
+    outer.compare(library, name, settings, len(host_of), averages=averages, text=text, host_of=host_of)
+
+
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     library = Library(sys.argv[1])
     cases = [(compare_codec, kind) for kind in ("onebit", "bf16", "int8")]
     cases += [(compare_optimizer, kind) for kind in ("OneBitAdam", "OneBitLamb")]
-    comparisons = [(f"{kind}, {name}, {hierarchy}", functools.partial(compare, library, kind, host_of, hierarchy))
+    cases += [(compare_outer, kind) for kind in OUTER]
+    comparisons = [(f"{compare.__name__[8:]} {kind}, {name}, {hierarchy}", functools.partial(compare, library, kind, host_of, hierarchy))
                    for compare, kind in cases for name, host_of in HOSTS.items() for hierarchy in ("sharded", "leader")]
     sys.exit(flat.report(comparisons, STEPS))
 

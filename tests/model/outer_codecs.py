@@ -300,6 +300,8 @@ class TopK:
 class Identity:
     """What is sent is the value: section 13, "Average". Also every codec on one rank (1-bit specification, 1.7)."""
 
+    mean_of_ranks = staticmethod(mean_of_ranks)
+
     def __init__(self, world):
         self.world, self.sent = world, [None] * world
 
@@ -311,7 +313,7 @@ class Identity:
         """Nothing is kept."""
 
     def average(self, ranks):
-        return mean_of_ranks([self.sent[r] if r in ranks else None for r in range(self.world)])
+        return self.mean_of_ranks([self.sent[r] if r in ranks else None for r in range(self.world)])
 
 
 def codec_of(settings, sizes, world):

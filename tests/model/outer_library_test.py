@@ -156,10 +156,12 @@ def payload_of(codec):
     return total
 
 
-def compare(library, name, make, world, poison=None):
-    """poison: an inner step that the last rank, or all of them, end with NaN."""
-    settings = make(world)
+def compare(library, name, settings, world, poison=None, averages=None, text=None, host_of=None):
+    """poison: an inner step that the last rank, or all of them, end with NaN. averages(Outer): gives the model others; text
+    and host_of: the library's settings and hosts with them."""
     model, ours = Toy(settings, world), Toy(settings, world)
+    if averages is not None:
+        averages(model.outer)
     wanted = []
 
     def inner(toy):
@@ -175,7 +177,7 @@ def compare(library, name, make, world, poison=None):
     model.outer.flush(model.live)
     wanted.append([model.vector(r).copy() for r in range(world)])
     meet = threading.Barrier(world, timeout=60)  # an error of one rank must not keep the others
-    text = described(settings)
+    text = text or described(settings)
 
     def body(comm, rank):
         try:
@@ -215,7 +217,7 @@ def compare(library, name, make, world, poison=None):
         assert (info.step, info.in_flight) == (STEPS, 0), (info.step, info.in_flight)
         outer.call("destroy")
 
-    library.run(world, body)
+    library.run(world, body, host_of)
 
 
 def compare_gradients(library, world, **keys):
@@ -254,7 +256,7 @@ def main():
             continue
         for world in WORLDS + (GROUPED_WORLDS if name in GROUPED else ()):
             try:
-                compare(library, name, make, world, poison)
+                compare(library, name, make(world), world, poison)
             except Exception as error:  # pylint: disable=broad-except
                 failed += 1
                 print(f"failed  {name}, {world} ranks: {str(error)[:300]}")

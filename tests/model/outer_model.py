@@ -57,6 +57,8 @@ class Fragment:
     State that is common to all ranks exists once; with freshness every rank has its own (section 5).
     """
 
+    mean_of_ranks = staticmethod(mean_of_ranks)
+
     def __init__(self, settings, index, sizes, world, start):
         self.settings, self.index, self.world = settings, index, world
         starts = np.cumsum([0, *sizes])
@@ -312,12 +314,14 @@ class Fragment:
         if len(self.anchors) == 1 or self.settings.beta == 0 or self.settings.rule == "none":
             return
         for vectors in (self.anchors, self.momenta):
-            mean = mean_of_ranks(vectors)
+            mean = self.mean_of_ranks(vectors)
             vectors[:] = [mean.copy() for _ in vectors]
 
 
 class Outer:
     """The engine of section 3 on all ranks. tensors: per rank a list of float32 arrays, equal on all ranks."""
+
+    mean_of_ranks = staticmethod(mean_of_ranks)
 
     def __init__(self, settings, tensors, checked=True):
         self.settings, self.world = settings, len(tensors)
@@ -402,7 +406,7 @@ class Outer:
             if any(bad) and self.settings.nonfinite == "error":
                 raise NonFinite(f"ranks {[r for r, b in enumerate(bad) if b]}")
             skip = self.settings.nonfinite == "skip_rank"
-            mean = mean_of_ranks([None if skip and bad[r] else x[r] for r in range(self.world)])
+            mean = self.mean_of_ranks([None if skip and bad[r] else x[r] for r in range(self.world)])
             if mean is not None:
                 x = [mean] * self.world
                 changed.append((live, whole, x))

@@ -1015,8 +1015,9 @@ SOTTO_API sotto_status sotto_config_resolve(const char* json, const char* values
  *                   "sotto": {"gradient_codec": {...}} describes as sotto_codec_create does (not
  *                   in mode "compat"); its error feedback is a part of the state.
  *                   "sotto": {"hierarchy": ...}, with the values of sotto_codec_create, has all
- *                   averages in two levels: full precision inside hosts, and between them what the
- *                   type sends. Not with ZeroOneAdam, topk, mode "compat" or "outer"
+ *                   averages in two levels, also those of "outer": full precision inside hosts,
+ *                   and between them what the type or the codec sends. Not with ZeroOneAdam, topk
+ *                   or mode "compat"
  *                   "sotto": {"state_dtype": "bf16" or "fp8"} keeps momentum and variance of SGD,
  *                   Adam, AdamW and Lion in 2 or 1 bytes per element instead of 4 ("fp8": 8-bit
  *                   floats, 256 elements of a tensor share an exponent). An update is computed in
@@ -1358,8 +1359,9 @@ SOTTO_API sotto_status sotto_optim_destroy(sotto_optim* optim);
  *   comm      [in]  outlives the outer optimizer, whose averages go on beside its collectives. Over
  *                   NCCL, which matches by order, all ranks call steps and collectives in one order
  *   json      [in]  the object {"preset": "co2", "period": 48, ...}, or a file that has it as
- *                   "sotto": {"outer": {...}}; either may come as one base64url word.
- *                   sotto_config_report explains every key
+ *                   "sotto": {"outer": {...}}, whose "hierarchy" beside it has averages in two
+ *                   levels; either may come as one base64url word. sotto_config_report explains
+ *                   every key
  *   params    [in]  n structs: live values (float32) and model copies, which are written after
  *                   every change; group, grad and mask must be empty. Borrowed until the outer
  *                   optimizer is destroyed
@@ -1613,7 +1615,8 @@ SOTTO_API sotto_status sotto_predict_report(const char* json, char* buf, uint64_
  *                     sent and added up; without it each gradient's own. codec: as json of
  *                     sotto_codec_create, or its type alone, and in place of wire: every bucket is
  *                     compressed on its own, in fp32, with error feedback that a round changes only
- *                     if it ends well; granularity is inside a bucket
+ *                     if it ends well; granularity is inside a bucket. Without a codec rounds have
+ *                     the levels of the comm's collectives (SOTTO_HIERARCHY)
  *   like        [in]  n buffers, all on one device: count, dtype (fp32, fp16 or bf16) and, if data
  *                     is not NULL, where the gradient is in every round. Then it is borrowed until
  *                     the overlap is destroyed
