@@ -6,6 +6,8 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 RANKS=4
+MOST_RANKS=16
+SHARDED=onebit_lamb_sharded # the run in two levels
 FULL_STEPS=3600
 QUICK_STEPS=500
 BUILD=$SOTTO_ROOT/build/quickstart
@@ -25,6 +27,9 @@ Installs what is missing (Debian, root), builds, trains with LAMB and with 1-bit
                    scheduler with total_num_steps. Examples: integration/configs/onebit_adam.json, zeroone_adam.json
   --data PATH...   text files, or directories searched for .py files (default: this machine's Python library)
   --links MBIT     rate of every link in Mbit/s (100)
+  --hosts HxR      H hosts of R ranks each, 2x2 and more, at most $MOST_RANKS ranks: links are between hosts, and ranks of a host
+                   share memory. A third run, $SHARDED, is 1-bit LAMB in two levels (docs/hierarchy.md): full
+                   precision inside hosts, one bit between them. Needs network namespaces; not with --config
   --isolation HOW  netns: a network namespace per rank; rate_limiter: Sotto's own limit on each rank's sending and
                    receiving, over loopback; auto: netns where permitted (default)
   --out DIR        where the results go (./quickstart-out); results of an earlier quickstart there are replaced
@@ -51,7 +56,15 @@ parse_seeds() {
 # Names of an additional run: files and keys of summary.json that a quickstart has anyway are taken.
 is_run_name() {
   [[ $1 =~ ^[A-Za-z][A-Za-z0-9_]{0,39}$ ]] || return 1 # as run_name in report/quickstart.py
-  case $1 in lamb | onebit_lamb | links_mbit | isolation | unigram_entropy | seeds | ratios*) return 1 ;; esac
+  case $1 in lamb | onebit_lamb | links_mbit | isolation | hosts | hierarchy | unigram_entropy | seeds | ratios*) return 1 ;; esac
+}
+
+# Sets hosts, per_host and RANKS, and extra to the name of the run in two levels.
+parse_hosts() {
+  [[ $1 =~ ^([2-9])x([2-9])$ ]] || usage_error "--hosts: '$1' is not like 2x2: hosts x ranks on each, from 2 to 9"
+  hosts=${BASH_REMATCH[1]} per_host=${BASH_REMATCH[2]} extra=$SHARDED
+  RANKS=$((hosts * per_host))
+  [ $RANKS -le $MOST_RANKS ] || usage_error "--hosts: '$1' is $RANKS ranks, more than $MOST_RANKS"
 }
 
 # Sets config, and extra to the name of its run.
@@ -65,11 +78,12 @@ digits and _ (at most 40, the first a letter), and neither lamb nor onebit_lamb 
 
 parse() {
   quick=no steps='' config='' extra='' seeds=(1) list_seeds=no data=() links=100 isolation=auto out=./quickstart-out
+  hosts=0 per_host=1
   while [ $# -gt 0 ]; do
     case $1 in
       --quick) quick=yes && shift && continue ;;
       -h | --help) usage && exit 0 ;;
-      --steps | --seeds | --config | --data | --links | --isolation | --out)
+      --steps | --seeds | --config | --data | --links | --hosts | --isolation | --out)
         is_value "${2:-}" || usage_error "$1 needs a value" ;;
       *) usage_error "unknown option '$1'" ;;
     esac
@@ -78,6 +92,7 @@ parse() {
       --seeds) parse_seeds "$2" ;;
       --config) parse_config "$2" ;;
       --links) positive --links "$2" 100000 && links=$2 ;;
+      --hosts) parse_hosts "$2" ;;
       --isolation) isolation=$2 ;;
       --out) out=$2 ;;
       --data)
@@ -88,6 +103,11 @@ parse() {
     shift 2
   done
   case $isolation in auto | netns | rate_limiter) ;; *) usage_error "--isolation: '$isolation' is not auto, netns or rate_limiter" ;; esac
+  if [ "$hosts" != 0 ]; then
+    [ -z "$config" ] || usage_error "--hosts has a third run, $SHARDED: leave out --config"
+    [ "$isolation" != rate_limiter ] || usage_error "--hosts needs --isolation netns: Sotto's own limit would hold ranks of a host too"
+    isolation=netns
+  fi
   if [ -z "$steps" ]; then
     if [ $quick = yes ]; then steps=$QUICK_STEPS; else steps=$FULL_STEPS; fi
   fi
@@ -140,7 +160,11 @@ announce() {
   say "  1. install missing Debian packages (1 to 6 minutes, once), and build into build/quickstart (2 minutes, once);"
   say "  2. train a byte-level masked language model with LAMB, then with 1-bit LAMB: $RANKS ranks, $steps steps each,"
   say "     every link at $links Mbit/s, seed ${seeds[*]}: about $(duration "$(estimated_seconds)") on 2 cores;"
-  if [ -n "$extra" ]; then say "     a third run, $extra, is as $config says;"; fi
+  if [ -n "$config" ]; then say "     a third run, $extra, is as $config says;"; fi
+  if [ "$hosts" != 0 ]; then
+    say "     $hosts hosts have $per_host ranks each, links are between hosts; a third run, $extra, is 1-bit LAMB with"
+    say "     full precision inside hosts and one bit between them;"
+  fi
   say "  3. write logs, summary.json and report.html into $out."
   if [ $quick = yes ]; then say "This is a quick run: its losses mean little."; fi
 }
@@ -199,9 +223,14 @@ start_network() {
     PATH=$PATH:/usr/sbin:/sbin remove_stale_labs
     export NETLAB=sotto-quickstart-$$
     lab_is_up=yes
-    "$LAB" up $RANKS "${links}mbit"
+    local places="each rank in its own network namespace" namespaces=$RANKS
+    if [ "$hosts" != 0 ]; then
+      places="$hosts network namespaces of $per_host ranks each" namespaces=$hosts
+      export NETLAB_RANKS_PER_HOST=$per_host
+    fi
+    "$LAB" up "$namespaces" "${links}mbit"
     network=$("$LAB" describe)
-    say "quickstart: isolation netns: each rank in its own network namespace, both directions of every link at $links Mbit/s"
+    say "quickstart: isolation netns: $places, both directions of every link at $links Mbit/s"
     say "quickstart: $network"
   else
     export SOTTO_RATE_LIMIT_MBIT=$links
@@ -261,7 +290,9 @@ prepare() {
   for name in lamb onebit_lamb; do
     report scale "$SOTTO_ROOT/integration/configs/$name.json" "$work/config/$name.json" --steps "$steps"
   done
-  [ -z "$extra" ] || report scale "$config" "$work/config/$extra.json" --steps "$steps" --if-it-has-a-length
+  [ -z "$config" ] || report scale "$config" "$work/config/$extra.json" --steps "$steps" --if-it-has-a-length
+  [ "$hosts" = 0 ] ||
+    report scale "$SOTTO_ROOT/integration/configs/onebit_lamb.json" "$work/config/$extra.json" --steps "$steps" --hierarchy sharded
 }
 
 train_all() {
@@ -295,6 +326,7 @@ finish() {
   [ $list_seeds = no ] || options+=(--list-seeds)
   [ $quick = no ] || options+=(--quick)
   if [ -n "$extra" ]; then configs+=("$work/config/$extra.json") && options+=(--extra "$extra"); fi
+  [ "$hosts" = 0 ] || options+=(--hosts "$hosts" "$per_host")
   say ""
   report finish --dir "$work" --root "$SOTTO_ROOT" --command "integration/quickstart.sh $command_line" \
     --configs "${configs[@]}" "${options[@]}" || status=$?

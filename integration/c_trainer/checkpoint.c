@@ -21,7 +21,7 @@ typedef struct Header {
   uint64_t state_bytes;
 } Header;
 
-static const char kMagic[8] = {'S', 'O', 'T', 'T', 'O', 'C', 'T', '3'};
+static const char kMagic[8] = {'S', 'O', 'T', 'T', 'O', 'C', 'T', '4'};
 
 #if defined(__GNUC__)
 __attribute__((format(printf, 2, 3)))

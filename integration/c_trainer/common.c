@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -34,4 +35,15 @@ uint64_t hash_bytes(uint64_t hash, const void* bytes, uint64_t n) {
   const unsigned char* p = bytes;
   for (uint64_t i = 0; i < n; ++i) hash = (hash ^ p[i]) * UINT64_C(0x100000001b3);
   return hash;
+}
+
+const char* json_value(const char* json, const char* key) {
+  char quoted[64];
+  const int n = snprintf(quoted, sizeof quoted, "\"%s\"", key);
+  for (const char* p = json; p && (p = strstr(p, quoted)) != NULL;) {
+    p += n;
+    p += strspn(p, " \t\r\n");
+    if (*p == ':') return p + 1 + strspn(p + 1, " \t\r\n");
+  }
+  return NULL;
 }

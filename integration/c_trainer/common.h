@@ -1,4 +1,4 @@
-/* common.h - errors and the clock. */
+/* common.h - errors, the clock, and values of the library's reports. */
 #ifndef C_TRAINER_COMMON_H
 #define C_TRAINER_COMMON_H
 
@@ -21,5 +21,9 @@ int64_t now_ns(void);
  * checkpoints. */
 #define HASH_START UINT64_C(0xcbf29ce484222325)
 uint64_t hash_bytes(uint64_t hash, const void* bytes, uint64_t n);
+
+/* Start of the value of the first `key` at or after `json`; NULL if there is none. Enough for a
+ * report of the library, whose strings never hold `"key":` with the quotes unescaped. */
+const char* json_value(const char* json, const char* key);
 
 #endif

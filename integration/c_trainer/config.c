@@ -23,24 +23,11 @@ char* config_read(const char* path) {
   return text;
 }
 
-/* Start of the value of the first `key` at or after `json`; NULL if there is none. Enough for a
- * report of the library, whose strings never hold `"key":` with the quotes unescaped. */
-static const char* value_of(const char* json, const char* key) {
-  char quoted[64];
-  const int n = snprintf(quoted, sizeof quoted, "\"%s\"", key);
-  for (const char* p = json; p && (p = strstr(p, quoted)) != NULL;) {
-    p += n;
-    p += strspn(p, " \t\r\n");
-    if (*p == ':') return p + 1 + strspn(p + 1, " \t\r\n");
-  }
-  return NULL;
-}
-
 /* Positive number `key` in the report's object "batch"; 0 if the configuration leaves it open. */
 static int64_t batch_number(const char* report, const char* key) {
-  const char* batch = value_of(report, "batch");
+  const char* batch = json_value(report, "batch");
   if (!batch || *batch != '{') return 0;
-  const char* number = value_of(batch, key);
+  const char* number = json_value(batch, key);
   return number && number < strchr(batch, '}') ? strtoll(number, NULL, 10) : 0;
 }
 

@@ -184,6 +184,7 @@ static void put_summary(FILE* file, const Options* options, const Summary* s) {
   put_list(file, "payload_bytes_sent", s->payload_sent, s->world);
   put_list(file, "payload_bytes_planned", s->payload_planned, s->world);
   put_list(file, "header_bytes_sent", s->header_sent, s->world);
+  put_list(file, "payload_bytes_between_hosts", s->between_hosts, s->world);
   fputs(",\n  \"blas_kernels\": ", file);
   put_text(file, blas_kernels());
   fprintf(file, ", \"params_hash\": \"%016" PRIx64 "\"\n}\n", s->params_hash);

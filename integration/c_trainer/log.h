@@ -33,7 +33,7 @@ typedef struct StepRecord {
 typedef struct Summary {
   double val_loss, eval_loss, unigram_entropy, wall_s;
   double compute_s, codec_s, exposed_comm_s; /* means over ranks */
-  const int64_t *payload_sent, *payload_planned, *header_sent;
+  const int64_t *payload_sent, *payload_planned, *header_sent, *between_hosts;
   uint64_t held_out_sequences, params_hash;
   int64_t n_params, batch;
   int world;

@@ -38,6 +38,7 @@ typedef struct Trainer {
   sotto_outer* outer;         /* its outer steps; NULL: gradients are averaged in each step */
   sotto_optim_info info;      /* before the next step */
   sotto_comm_counters before; /* of ranks.comm, before the next step */
+  uint64_t between_hosts;     /* ranks_sent_between_hosts when it was counted last */
   Totals totals;
   Log log;      /* rank 0 */
   FILE* record; /* NULL: none */
@@ -172,6 +173,12 @@ static void count_bytes(Trainer* t) {
   t->totals.payload_planned += t->before.payload_bytes_planned - before.payload_bytes_planned;
 }
 
+static void count_between_hosts(Trainer* t) {
+  const uint64_t before = t->between_hosts;
+  t->between_hosts = ranks_sent_between_hosts(&t->ranks);
+  t->totals.payload_between_hosts += t->between_hosts - before;
+}
+
 /* Adds the step's times and bytes to the totals and completes the record. The optimizer says
  * whether the step was an update: one that a dynamic loss scale left out has used time, bytes and a
  * batch, but is not counted as a step. */
@@ -273,6 +280,7 @@ static void save(Trainer* t) {
   const char* directory = t->options.save;
   Failure failure;
   uint64_t n = 0;
+  count_between_hosts(t);
   check(sotto_optim_state_export(t->optim, SOTTO_STATE_EXACT, NULL, 0, &n),
         "sotto_optim_state_export");
   void* state = malloc(n ? n : 1);
@@ -356,10 +364,11 @@ static void train(Trainer* t) {
   }
 }
 
-enum { N_TIMES = 3, N_BYTES = 3 };
+enum { N_TIMES = 3, N_BYTES = 4 };
 
 /* Gathers the ranks' figures and writes the summary. */
 static void report(Trainer* t, double val_loss, size_t windows) {
+  count_between_hosts(t);
   const Totals* totals = &t->totals;
   const size_t world = (size_t)t->ranks.size;
   double times[N_TIMES] = {(double)(totals->running_ns - totals->sotto_ns) / 1e9,
@@ -371,6 +380,7 @@ static void report(Trainer* t, double val_loss, size_t windows) {
   ranks_gather(&t->ranks, &totals->payload_sent, 1, SOTTO_INT64, bytes);
   ranks_gather(&t->ranks, &totals->payload_planned, 1, SOTTO_INT64, bytes + world);
   ranks_gather(&t->ranks, &totals->header_sent, 1, SOTTO_INT64, bytes + 2 * world);
+  ranks_gather(&t->ranks, &totals->payload_between_hosts, 1, SOTTO_INT64, bytes + 3 * world);
   const Summary summary = {.val_loss = val_loss,
                            .eval_loss = totals->eval_loss,
                            .unigram_entropy = t->data.entropy,
@@ -381,6 +391,7 @@ static void report(Trainer* t, double val_loss, size_t windows) {
                            .payload_sent = bytes,
                            .payload_planned = bytes + world,
                            .header_sent = bytes + 2 * world,
+                           .between_hosts = bytes + 3 * world,
                            .held_out_sequences = windows,
                            .params_hash = hash_bytes(HASH_START, t->model->params,
                                                      t->model->n_params * sizeof *t->model->params),
@@ -417,6 +428,7 @@ static void set_up(Trainer* t) {
   if (o->resume) resume(t);
   if (o->record) t->record = record_open(o->record, t->ranks.rank, t->model);
   read_optimizer_info(t);
+  t->between_hosts = ranks_sent_between_hosts(&t->ranks);
 }
 
 int main(int argc, char** argv) {

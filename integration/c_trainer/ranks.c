@@ -1,5 +1,6 @@
 #include "ranks.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "common.h"
@@ -72,4 +73,31 @@ void ranks_gather(const Ranks* ranks, const void* in, uint64_t n, sotto_dtype dt
   const sotto_buffer from = buffer_of((void*)(uintptr_t)in, n, dtype);
   const sotto_buffer to = buffer_of(out, n * (uint64_t)ranks->size, dtype);
   check(sotto_all_gather(ranks->side, &from, &to, 1, NULL, NULL), "sotto_all_gather");
+}
+
+/* The report, malloc'ed. Numbers in it may become longer between two calls. */
+static char* report_of(const sotto_comm* comm) {
+  uint64_t cap = 0, n = 0;
+  char* report = NULL;
+  do {
+    cap = n + 64;
+    report = realloc(report, cap);
+    if (!report) die("sotto_comm_report: out of memory");
+    check(sotto_comm_report(comm, "all", report, cap, &n), "sotto_comm_report");
+  } while (n >= cap);
+  return report;
+}
+
+uint64_t ranks_sent_between_hosts(const Ranks* ranks) {
+  char* report = report_of(ranks->comm);
+  const long here = strtol(json_value(report, "host"), NULL, 10);
+  const char* peer = json_value(report, "peers");
+  uint64_t sent = 0;
+  for (int32_t r = 1; r < ranks->size; ++r) {
+    const char* host = json_value(peer, "host");
+    peer = json_value(host, "payload_bytes_sent");
+    if (strtol(host, NULL, 10) != here) sent += strtoull(peer, NULL, 10);
+  }
+  free(report);
+  return sent;
 }

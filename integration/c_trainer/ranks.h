@@ -35,6 +35,9 @@ void ranks_broadcast(const Ranks* ranks, void* data, uint64_t count,
 void ranks_sum(const Ranks* ranks, double* values, uint64_t n); /* in place */
 int ranks_all(const Ranks* ranks, int ok);                      /* 1 if ok on every rank */
 
+/* Payload that the optimizer has sent so far from this rank to ranks of other hosts, in bytes. */
+uint64_t ranks_sent_between_hosts(const Ranks* ranks);
+
 /* out: size * n values, in rank order. */
 void ranks_gather(const Ranks* ranks, const void* in, uint64_t n, sotto_dtype dtype, void* out);
 

@@ -20,6 +20,7 @@ typedef struct Totals {
   uint64_t payload_sent;    /* measured at the transport */
   uint64_t payload_planned; /* predicted by the plans before sending */
   uint64_t header_sent;
+  uint64_t payload_between_hosts; /* of payload_sent; up to the last checkpoint or the end */
   uint64_t stage_steps[N_STAGES];
   int64_t stage_ns[N_STAGES];
   int64_t log_bytes; /* rank 0: length of the log at the checkpoint */

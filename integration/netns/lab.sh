@@ -21,7 +21,8 @@ usage: integration/netns/lab.sh COMMAND
   heal                  end the partition
   down                  end every process in the hosts and remove them
   exec I CMD..          run CMD in host I
-  wrap CMD..            run CMD in host SOTTO_RANK + 1, with SOTTO_LISTEN set to its address (for sotto-run --wrapper)
+  wrap CMD..            run CMD in host SOTTO_RANK + 1, with SOTTO_LISTEN set to its address and SOTTO_HOST_ID to its
+                        name (for sotto-run --wrapper); with NETLAB_RANKS_PER_HOST=R ranks 0 to R - 1 are in host 1, ..
   address I [--ipv6] [--interface eth1]   print an address of host I
   describe              print how the links are made, congestion control and kernel
   check                 can hosts be made here? Exit code 0 and "root" or "userns", else 1 and the reason
@@ -366,11 +367,14 @@ exec_in() {
 }
 
 wrap() {
-  local i
+  local i ranks=${NETLAB_RANKS_PER_HOST:-1}
   [[ ${SOTTO_RANK:-} =~ ^[0-9]+$ ]] || die "wrap needs SOTTO_RANK, as sotto-run sets it"
-  i=$((SOTTO_RANK + 1))
+  [[ $ranks =~ ^[1-9][0-9]{0,2}$ ]] || die "NETLAB_RANKS_PER_HOST '$ranks': expected 1 to 999"
+  i=$((SOTTO_RANK / ranks + 1))
   SOTTO_LISTEN=$(address "$i")
-  export SOTTO_LISTEN
+  # The hosts of a lab have one name and one kernel, by which ranks would take them for one host.
+  SOTTO_HOST_ID=${SOTTO_HOST_ID:-$(host "$i")}
+  export SOTTO_LISTEN SOTTO_HOST_ID
   exec_in "$i" "$@"
 }
 

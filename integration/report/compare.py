@@ -4,6 +4,7 @@ from .logs import NUMBERS, PER_RANK, ReportError
 
 # The clock's parts must add up to it within this share, and what processes that take turns may lose.
 CLOCK_TOLERANCE, CLOCK_SLACK_S = 0.02, 0.05
+BETWEEN_HOSTS = "payload_bytes_between_hosts"
 
 
 def first_at_or_below(evaluations, loss):
@@ -57,20 +58,36 @@ def check_same_data(runs):
                               f"{run.summary['unigram_entropy']}")
 
 
-def compare(runs, extra=None):
-    """unigram_entropy, lamb, onebit_lamb and ratios of one seed; with a third run, named extra, that one's too."""
+def hierarchy(flat, sharded):
+    """What two levels save; above 1 is in their favour."""
+    for run in (flat, sharded):
+        if not sum(run.summary.get(BETWEEN_HOSTS) or [0]):
+            raise ReportError(f"{run.name}: the summary has no {BETWEEN_HOSTS}; two levels need several hosts")
+    return {
+        "wall": flat.summary["wall_s"] / sharded.summary["wall_s"],
+        "wall_saved_s": flat.summary["wall_s"] - sharded.summary["wall_s"],
+        "between_hosts": sum(flat.summary[BETWEEN_HOSTS]) / sum(sharded.summary[BETWEEN_HOSTS]),
+    }
+
+
+def compare(runs, extra=None, levels=False):
+    """unigram_entropy, lamb, onebit_lamb and ratios of one seed; with a third run, named extra, that one's too. levels: it
+    is the second one in two levels."""
     baseline, compressed = runs[:2]
     check_same_data(runs)
+    more = (BETWEEN_HOSTS,) if levels else ()
     figures = {
         "unigram_entropy": baseline.summary["unigram_entropy"],
-        "lamb": figures_of(baseline),
-        "onebit_lamb": figures_of(compressed),
+        "lamb": figures_of(baseline, more),
+        "onebit_lamb": figures_of(compressed, more),
     }
     if extra:
-        figures[extra] = figures_of(runs[2], ("skipped_steps",))
+        figures[extra] = figures_of(runs[2], ("skipped_steps", *more))
     figures["ratios"] = ratios(baseline, compressed)
     if extra:
         figures[ratios_key(extra)] = ratios(baseline, runs[2])
+    if levels:
+        figures["hierarchy"] = hierarchy(compressed, runs[2])
     return figures
 
 
@@ -88,11 +105,11 @@ def mean(values):
     return total // len(values) if whole else total / len(values)
 
 
-def summary_of(links_mbit, isolation, groups, seeds=None, extra=None):
+def summary_of(links_mbit, isolation, groups, seeds=None, extra=None, hosts=None):
     """The content of summary.json. groups: (baseline, compressed) per seed, and the run named extra if there is one;
-    seeds: given if they were asked for."""
-    compared = [compare(runs, extra) for runs in groups]
-    summary = {"links_mbit": links_mbit, "isolation": isolation, **mean(compared)}
+    seeds: given if they were asked for. hosts: their number and that of ranks on each; extra is then in two levels."""
+    compared = [compare(runs, extra, hosts is not None) for runs in groups]
+    summary = {"links_mbit": links_mbit, "isolation": isolation, **({"hosts": hosts} if hosts else {}), **mean(compared)}
     if seeds is not None:
         summary["seeds"] = [{"seed": seed, **one} for seed, one in zip(seeds, compared)]
     return summary

@@ -71,6 +71,15 @@ def blas_kernels(groups):
     return ", ".join(sorted(names))
 
 
+def hierarchy_headline(summary, extra):
+    """What two levels save, in sentences."""
+    r, flat, one = summary["hierarchy"], summary["onebit_lamb"], summary[extra]
+    megabytes = [sum(figures[compare.BETWEEN_HOSTS]) / 1e6 for figures in (flat, one)]
+    return (f"Between hosts 1-bit LAMB sent {megabytes[0]:.1f} MB in one level and {megabytes[1]:.1f} MB in two (ratio "
+            f"{r['between_hosts']:.2f}); whole runs took {flat['wall_s']:.0f} s and {one['wall_s']:.0f} s: hierarchy saves "
+            f"{r['wall_saved_s']:.0f} s (ratio {r['wall']:.2f}).")
+
+
 def share_text(summary, groups):
     """What the ratio of whole runs follows from, in sentences."""
     base = summary["lamb"]
@@ -125,8 +134,12 @@ def table_of(summary, extra):
     return result_table(("LAMB", summary["lamb"]), others)
 
 
-def links_text(links_mbit, isolation, ranks):
+def links_text(links_mbit, isolation, ranks, hosts):
     rate = f"{links_mbit:g} Mbit/s"
+    if hosts:
+        return (f"{ranks} ranks on one machine, {hosts[1]} in each of {hosts[0]} network namespaces that stand for hosts. Their "
+                f"links meet at a bridge; a token bucket at both ends of every link holds each direction to {rate}. Ranks of a "
+                "host share memory, without a limit.")
     if isolation == "netns":
         return (f"{ranks} ranks on one machine, each in a network namespace of its own. Their links meet at a bridge; a "
                 f"token bucket at both ends of every link holds each direction to {rate}.")
@@ -157,7 +170,7 @@ def method(arguments, groups):
         page.paragraph(
             f"{'Three' if extra else 'Two'} runs, one after the other, train the same masked language model ({run.summary['parameters']:,} parameters) "
             f"with the same seed, data and batches ({sequences} sequences a step over all ranks). "
-            + what_differs(groups, extra) + links_text(arguments.links, arguments.isolation, run.ranks)),
+            + what_differs(groups, extra) + links_text(arguments.links, arguments.isolation, run.ranks, arguments.hosts)),
         page.bullets([
             "Clock: rank 0's monotonic clock, started at a barrier before the first step, stopped between barriers during "
             "evaluations and checkpoints.",
@@ -187,6 +200,8 @@ def write_report(path, arguments, groups, summary, problems):
              page.paragraph(headline(summary), "lead")]
     if extra:
         parts.append(page.paragraph(extra_headline(summary, extra)))
+    if arguments.hosts:
+        parts.append(page.paragraph(hierarchy_headline(summary, extra)))
     if arguments.quick:
         parts.append(page.note("Quick run: far too few steps for the losses to mean much. It shows that everything works, "
                                "and the times and bytes of a step."))
@@ -202,13 +217,15 @@ def finish(arguments):
     folder = Path(arguments.dir)
     groups = read_runs(folder, arguments.seeds, names_of(arguments.extra))
     summary = compare.summary_of(arguments.links, arguments.isolation, groups,
-                                 arguments.seeds if arguments.list_seeds else None, arguments.extra)
+                                 arguments.seeds if arguments.list_seeds else None, arguments.extra, arguments.hosts)
     problems = compare.broken_checks([run for runs in groups for run in runs])
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     write_report(folder / "report.html", arguments, groups, summary, problems)
     print(headline(summary))
     if arguments.extra:
         print(extra_headline(summary, arguments.extra))
+    if arguments.hosts:
+        print(hierarchy_headline(summary, arguments.extra))
     print(share_text(summary, groups))
     for problem in problems:
         print(f"CHECK FAILED: {problem}")
@@ -229,7 +246,7 @@ def seed_list(text):
 
 def run_name(text):
     """A word that can be a file's name and a key of summary.json next to the others."""
-    taken = (*NAMES, "links_mbit", "isolation", "unigram_entropy", "seeds")
+    taken = (*NAMES, "links_mbit", "isolation", "hosts", "hierarchy", "unigram_entropy", "seeds")
     if not re.fullmatch("[A-Za-z][A-Za-z0-9_]{0,39}", text) or text in taken or text.startswith("ratios"):
         raise argparse.ArgumentTypeError(f"'{text}' is not a word of letters, digits and _, or is taken")
     return text
@@ -245,6 +262,7 @@ def parse(words):
     scale.add_argument("--steps", type=int, required=True)
     scale.add_argument("--if-it-has-a-length", action="store_true",
                        help="a configuration without scheduler.params.total_num_steps stays as it is, and that is said")
+    scale.add_argument("--hierarchy", help="the configuration's averages get two levels")
     done = commands.add_parser("finish", help="summary.json, report.html and the headline")
     done.add_argument("--dir", required=True, help="holds the runs' files; the results go there")
     done.add_argument("--root", required=True, help="of the repository")
@@ -254,22 +272,27 @@ def parse(words):
     done.add_argument("--command", required=True, help="what was started, for the report")
     done.add_argument("--configs", nargs="+", required=True, help="of lamb, onebit_lamb and the additional run")
     done.add_argument("--extra", type=run_name, help="name of an additional run")
+    done.add_argument("--hosts", type=int, nargs=2, help="their number, and ranks on each; the additional run has two levels")
     done.add_argument("--seeds", type=seed_list, default=[1])
     done.add_argument("--list-seeds", action="store_true", help="seeds and means in summary.json")
     done.add_argument("--quick", action="store_true")
     arguments = parser.parse_args(words)
+    if arguments.action == "finish" and arguments.hosts and not arguments.extra:
+        parser.error("--hosts: needs --extra, the run in two levels")
     if arguments.action == "finish" and len(arguments.configs) != len(names_of(arguments.extra)):
         parser.error(f"--configs: {len(arguments.configs)} files for {len(names_of(arguments.extra))} runs")
     return arguments
 
 
-def scale_file(source, target, steps, if_it_has_a_length):
+def scale_file(source, target, steps, if_it_has_a_length, hierarchy):
     """Writes the configuration for that number of steps."""
     content = config.read_config(source)
     if if_it_has_a_length and not config.has_length(content):
         print(f"report: {Path(source).name} has no scheduler.params.total_num_steps: it is not scaled to {steps} steps")
     else:
         config.scale_config(content, steps)
+    if hierarchy:
+        content.setdefault("sotto", {})["hierarchy"] = hierarchy
     Path(target).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
@@ -278,7 +301,7 @@ def main(words=None):
     try:
         if arguments.action == "finish":
             return finish(arguments)
-        scale_file(arguments.source, arguments.target, arguments.steps, arguments.if_it_has_a_length)
+        scale_file(arguments.source, arguments.target, arguments.steps, arguments.if_it_has_a_length, arguments.hierarchy)
         return 0
     except (ReportError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)

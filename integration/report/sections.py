@@ -1,6 +1,9 @@
 """Parts that reports of runs share: tables, figures with their captions, and what was checked."""
 
 from . import figures, page
+from .compare import BETWEEN_HOSTS
+
+INSIDE_HOSTS = "payload_bytes_inside_hosts"
 
 
 def percent(ratio):
@@ -35,10 +38,19 @@ def whole(values):
     return low if low == high else f"{low} to {high}"
 
 
+def with_inside(one):
+    """The figures of a run, with what ranks have sent to ranks of their own hosts if they tell of hosts."""
+    if BETWEEN_HOSTS not in one:
+        return one
+    pairs = zip(one["payload_bytes_sent"], one[BETWEEN_HOSTS])
+    return {**one, INSIDE_HOSTS: [sent - between for sent, between in pairs]}
+
+
 def result_table(first, others):
     """A column per run; behind each but the first, what the first has divided by it. first: (title, figures of the run);
     others: (title, short title, figures)."""
-    title, base = first
+    title, base = first[0], with_inside(first[1])
+    others = [(name, short, with_inside(one)) for name, short, one in others]
 
     def row(label, key, show, amount=lambda value: value, digits=2):
         cells = [label, show(base[key])]
@@ -64,6 +76,8 @@ def result_table(first, others):
         payload("Payload planned, per rank", "payload_bytes_planned"),
         payload("Headers sent, per rank", "header_bytes_sent"),
     ]
+    if BETWEEN_HOSTS in base:
+        rows[-2:-2] = [payload("— to ranks of other hosts", BETWEEN_HOSTS), payload("— inside hosts", INSIDE_HOSTS)]
     if all(one.get("interface_bytes_sent") for one in (base, *(one for _, _, one in others))):
         rows.append(payload("Sent by the interface, per rank", "interface_bytes_sent"))
     skipped = [one.get("skipped_steps", 0) for _, _, one in others]

@@ -14,9 +14,11 @@ def loss_at(step, floor, scale=600.0):
     return floor + (5.2 - floor) * math.exp(-step / scale)
 
 
-def write_run(folder, stem, *, steps=400, freeze=None, floor=1.2, evaluate_every=40, sent_off_by=0, seed=1, skipped=0):
+def write_run(folder, stem, *, steps=400, freeze=None, floor=1.2, evaluate_every=40, sent_off_by=0, seed=1, skipped=0,
+              between=1):
     """Writes stem.jsonl and stem.summary.json. freeze: the first step, from 1, whose payload is compressed. skipped: steps that
-    a loss scale leaves out at the start; each costs as much as one at full precision."""
+    a loss scale leaves out at the start; each costs as much as one at full precision. between: share of the bytes that goes
+    to other hosts."""
     clock, total, lines = 0.0, 0, []
     parts = {"compute_s": 0.0, "codec_s": 0.0, "exposed_comm_s": 0.0}
     for step in range(1 - skipped, steps + 1):
@@ -40,7 +42,8 @@ def write_run(folder, stem, *, steps=400, freeze=None, floor=1.2, evaluate_every
     summary = {"name": stem, "val_loss": loss_at(steps, floor), "wall_s": clock, "steps": steps,
                "skipped_steps": skipped, **parts,
                "payload_bytes_sent": [total + sent_off_by] + [total] * 3, "payload_bytes_planned": [total] * 4,
-               "header_bytes_sent": [steps * 400] * 4, "unigram_entropy": ENTROPY, "parameters": PARAMETERS,
+               "header_bytes_sent": [steps * 400] * 4,
+               "payload_bytes_between_hosts": [int(total * between)] * 4, "unigram_entropy": ENTROPY, "parameters": PARAMETERS,
                "blas_kernels": "Haswell"}
     Path(folder, f"{stem}.summary.json").write_text(json.dumps(summary), encoding="utf-8")
     return summary

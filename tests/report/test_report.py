@@ -148,6 +148,25 @@ class OneMore(InFolder):
         self.assertEqual(len(re.findall("<svg", text)), 4)
         self.assertNotIn("left out by loss scaling", text)
 
+    def test_two_levels(self):
+        flat = synthetic.write_run(self.folder, "onebit_lamb", freeze=80, between=0.5)
+        one = synthetic.write_run(self.folder, "mine", freeze=40, between=0.125)
+        code, out, err = self.finish("--hosts", "2", "2")
+        self.assertEqual(code, 0, err)
+        summary, key = self.summary(), compare.BETWEEN_HOSTS
+        self.assertEqual(list(summary)[2], "hosts")
+        self.assertEqual((summary["hosts"], summary["mine"][key]), ([2, 2], one[key]))
+        levels = summary["hierarchy"]
+        self.assertAlmostEqual(levels["between_hosts"], sum(flat[key]) / sum(one[key]), places=9)
+        self.assertAlmostEqual(levels["wall_saved_s"], flat["wall_s"] - one["wall_s"], places=9)
+        self.assertIn(f"hierarchy saves {levels['wall_saved_s']:.0f} s", out)
+        for part in ("to ranks of other hosts", "inside hosts", "2 in each of 2 network namespaces", "hierarchy saves"):
+            self.assertIn(part, self.page())
+        synthetic.write_run(self.folder, "mine", freeze=40, between=0)
+        code, _, err = self.finish("--hosts", "2", "2")
+        self.assertEqual(code, quickstart.EXIT_BAD_INPUT)
+        self.assertIn("mine: the summary has no payload_bytes_between_hosts", err)
+
     def test_every_figure_draws_it(self):
         synthetic.write_run(self.folder, "mine")
         self.assertEqual(self.finish()[0], 0)

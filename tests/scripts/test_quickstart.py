@@ -36,7 +36,7 @@ words = sys.argv[1:]
 value = lambda name: words[words.index(name) + 1]
 rank = os.environ["SOTTO_RANK"]
 pathlib.Path(os.environ["TEST_SEEN"], value("--name") + "-" + rank).write_text(json.dumps(
-    {"words": words, "listen": os.environ.get("SOTTO_LISTEN"), "limit": os.environ.get("SOTTO_RATE_LIMIT_MBIT"),
+    {"words": words, "listen": os.environ.get("SOTTO_LISTEN"), "host": os.environ.get("SOTTO_HOST_ID"), "limit": os.environ.get("SOTTO_RATE_LIMIT_MBIT"),
      "config": json.loads(pathlib.Path(value("--config")).read_text())}))
 time.sleep(float(os.environ.get("TEST_SLEEP", "0")))
 if rank != "0": sys.exit(0)
@@ -47,7 +47,8 @@ if os.environ.get("TEST_FAIL") == value("--name"): sys.exit("the disk is full")
 log, steps = pathlib.Path(value("--log")), int(value("--steps"))
 onebit = "onebit" in value("--name")
 synthetic.write_run(log.parent, log.stem, steps=steps, floor=1.25 if onebit else 1.2,
-                    freeze=steps // 5 if onebit else None, sent_off_by=int(os.environ.get("TEST_OFF", "0")))
+                    freeze=steps // 5 if onebit else None, sent_off_by=int(os.environ.get("TEST_OFF", "0")),
+                    between=0.25 if "sharded" in value("--name") else 0.5)
 """
 
 # Says yes to every configuration but one that asks for a refusal; told of each in TEST_SEEN.
@@ -243,6 +244,9 @@ class Quickstart(unittest.TestCase):
                  (["--steps", "0"], "'0'"), (["--steps", "many"], "'many'"), (["--seeds", "1,,2"], "'1,,2'"),
                  (["--seeds", "2,2"], "twice"), (["--links", "-5"], "'-5'"), (["--isolation", "vm"], "'vm'"),
                  (["--data", "/no/such/file"], "/no/such/file"), (["--config"], "--config needs a value"),
+                 (["--hosts", "4"], "'4' is not like 2x2"), (["--hosts", "1x4"], "'1x4'"), (["--hosts", "5x4"], "20 ranks"),
+                 (["--hosts", "2x2", "--config", "a.json"], "leave out --config"),
+                 (["--hosts", "2x2", "--isolation", "rate_limiter"], "--hosts needs --isolation netns"),
                  (["--config", "/no/such/file.json"], "/no/such/file.json"), (["--config", "/usr"], "'/usr' does not")]
         for options, message in cases:
             run = subprocess.run(self.command(*options), env=self.environment(), capture_output=True, text=True,
@@ -254,8 +258,30 @@ class Quickstart(unittest.TestCase):
     def test_help(self):
         run = subprocess.run(self.command("--help"), capture_output=True, text=True, timeout=DEADLINE_S, check=False)
         self.assertEqual(run.returncode, 0)
-        for option in ("--quick", "--steps", "--seeds", "--config", "--data", "--links", "--isolation", "--out"):
+        for option in ("--quick", "--steps", "--seeds", "--config", "--data", "--links", "--hosts", "--isolation", "--out"):
             self.assertIn(option, run.stdout)
+
+    def test_hosts_of_several_ranks(self):
+        reason = lab_reason()
+        if reason:
+            self.skipTest(f"no network namespaces: {reason}")
+        run = self.run_it("--hosts", "2x3", "--steps", "40", isolation="netns")
+        self.assertEqual(run.returncode, 0, run.stderr)
+        sharded = "onebit_lamb_sharded"
+        self.assertEqual(self.out_files(), ["lamb.jsonl", "onebit_lamb.jsonl", f"{sharded}.jsonl", "report.html", "summary.json"])
+        for name in ("lamb", sharded):
+            seen = [self.what_rank_saw(name, rank) for rank in range(6)]
+            self.assertEqual([one["listen"] for one in seen], ["10.79.0.1"] * 3 + ["10.79.0.2"] * 3)
+            self.assertEqual(len({one["host"] for one in seen[:3]}), 1)
+            self.assertEqual(len({one["host"] for one in seen}), 2)
+        flat, levels = (self.what_rank_saw(name)["config"] for name in ("onebit_lamb", sharded))
+        self.assertEqual(levels.pop("sotto"), {**flat.pop("sotto"), "hierarchy": "sharded"})
+        self.assertEqual(levels, flat)
+        summary = json.loads((self.out / "summary.json").read_text(encoding="utf-8"))
+        self.assertEqual((summary["hosts"], summary["hierarchy"]["between_hosts"]), ([2, 3], 2))
+        self.assertIn("2 network namespaces of 3 ranks each", run.stdout)
+        self.assertIn("hierarchy saves", run.stdout)
+        self.assertEqual(self.left_behind(), [])
 
     def wait_for(self, condition, what):
         end = time.monotonic() + DEADLINE_S
