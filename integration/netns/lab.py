@@ -83,15 +83,15 @@ def namespaces(prefix):
 
 
 class Lab:
-    """Hosts 1 .. ranks, one per rank, with links of one rate."""
+    """Hosts 1, 2, .. with links of one rate; the first per_host ranks are in the first of them, and so on."""
 
     interface = "eth0"
     has_hosts = True
 
-    def __init__(self, ranks, rate, programs, delay=None, loss=None, prefix="sotto-net", mtu=None):
+    def __init__(self, ranks, rate, programs, delay=None, loss=None, prefix="sotto-net", mtu=None, per_host=1):
         """programs: the folder of the build's programs, which may have what lab.sh needs. prefix: of the lab's name, which
         ends in the process; labs of processes that are gone are removed."""
-        self.prefix = prefix
+        self.prefix, self.per_host = prefix, per_host
         self.name = f"{prefix}-{os.getpid()}"
         self.environment = {**os.environ, "NETLAB": self.name}
         tunlink = Path(programs, "sotto-tunlink")
@@ -99,7 +99,7 @@ class Lab:
             self.environment.setdefault("NETLAB_TUNLINK", str(tunlink))
         self.bits_per_second = bits_per_second(rate)
         self._remove_stale()
-        words = ["up", str(ranks), rate]
+        words = ["up", str(ranks // per_host), rate]
         if delay:
             words += ["--delay", delay]
         if loss:
@@ -124,10 +124,17 @@ class Lab:
 
     def inside(self, rank):
         """Words to put before a command that is to run as this rank."""
-        return [str(SCRIPT), "exec", str(rank + 1)]
+        return [str(SCRIPT), "exec", str(self.host(rank))]
+
+    def host(self, rank):
+        return rank // self.per_host + 1
+
+    def host_id(self, rank):
+        """For Sotto's ranks, where several share a host: hosts of a lab have one name and one kernel."""
+        return {"SOTTO_HOST_ID": f"host {self.host(rank)}"} if self.per_host > 1 else {}
 
     def address(self, rank):
-        return self._run("address", str(rank + 1))
+        return self._run("address", str(self.host(rank)))
 
     def launch_words(self, port):
         """Options of sotto-run: every rank in a host of its own."""
@@ -146,6 +153,7 @@ class Loopback:
 
     interface = "lo"
     has_hosts = False
+    per_host = 1
 
     def __init__(self, rate):
         self.environment = dict(os.environ)
@@ -157,6 +165,9 @@ class Loopback:
 
     def inside(self, rank):  # pylint: disable=unused-argument
         return []
+
+    def host_id(self, rank):  # pylint: disable=unused-argument
+        return {}
 
     def address(self, rank):  # pylint: disable=unused-argument
         return "127.0.0.1"

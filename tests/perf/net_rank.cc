@@ -31,11 +31,12 @@ using Json = nlohmann::ordered_json;
 using SteadyClock = std::chrono::steady_clock;
 
 constexpr const char* kDense = "fp32";
+// Without the hierarchy, which is that of collectives.
 const std::map<std::string, const char*> kCodecs = {
-    {"1bit", R"({"type": "onebit"})"},
-    {"int4", R"({"type": "int4", "block": 128})"},
-    {"int8", R"({"type": "int8", "block": 256})"},
-    {"bf16", R"({"type": "bf16"})"},
+    {"1bit", R"("type": "onebit")"},
+    {"int4", R"("type": "int4", "block": 128)"},
+    {"int8", R"("type": "int8", "block": 256)"},
+    {"bf16", R"("type": "bf16")"},
 };
 
 void must(const Status& status) {
@@ -219,8 +220,10 @@ class Rank {
     if (codec == nullptr) {
       const auto json = kCodecs.find(method);
       if (json == kCodecs.end()) throw std::runtime_error("no method '" + method + "'");
+      const std::string settings = fmt::format(R"({{{}, "hierarchy": "{}"}})", json->second,
+                                               hierarchy_name(comm_->levels().kind));
       Result<std::shared_ptr<Codec>> made =
-          Codec::create(comm_, json->second, {in_.size()}, {Dtype::kF32});
+          Codec::create(comm_, settings, {in_.size()}, {Dtype::kF32});
       must(made.status());
       codec = made.take();
     }

@@ -5,15 +5,13 @@ import os
 import statistics
 from dataclasses import dataclass, field
 
+from formulas import payload
 from sides import SideError
 
 SERIES_S = 4.0  # a series of operations back to back takes about this long, if more than one fits
 MAX_OPERATIONS = 20
 BURST = 256 * 1024  # what a token bucket of the lab lets through at once
 GOODPUT = 0.956  # of the rate of a link: payload in full Ethernet frames
-ONE_HOP_BYTES = 64 * 1024  # up to which a dense all-reduce sends everything to everybody
-# elements and bytes of a unit of a compressed payload
-UNITS = {"1bit": (8, 1), "bf16": (1, 2), "int8": (256, 260), "int4": (128, 68)}
 # Largest difference of one result from the mean of inputs in [-1, 1). Of one bit only the direction is right: the error
 # of all elements together is below that of a result of 0 (1), from so many elements on that chance plays no part.
 BOUNDS = {"fp32": 1e-6, "bf16": 1 / 100, "int8": 1 / 100, "int4": 1 / 6, "1bit": 2.0}
@@ -36,26 +34,6 @@ def spread(values):
     return (quantile(values, 0.75) - quantile(values, 0.25)) / statistics.median(values)
 
 
-def chunk(n, ranks, rank):
-    """Elements that a rank owns; borders on multiples of 16."""
-    units = -(-n // 16)
-
-    def border(k):
-        return min(n, 16 * (k * (units // ranks) + min(k, units % ranks)))
-    return border(rank + 1) - border(rank)
-
-
-def payload(method, n, ranks, rank):
-    """The formula: bytes that a rank sends in one all-reduce of n float32 by our algorithms."""
-    if method == "fp32":
-        if 4 * n * (ranks - 1) <= ONE_HOP_BYTES:
-            return 4 * n * (ranks - 1)
-        return 4 * (n - chunk(n, ranks, rank) + (ranks - 1) * chunk(n, ranks, rank))
-    elements, size = UNITS[method]
-    padded = 512 * -(-n // (512 * ranks))
-    return 2 * (ranks - 1) * padded // elements * size
-
-
 @dataclass
 class Figure:
     """What one method of one side has shown. ms: per pair, of one operation on the slowest rank."""
@@ -69,6 +47,7 @@ class Figure:
     error_rms: float = 0.0
     checksum: str = ""
     payload: float = 0.0  # bytes per operation by the formula, of the rank that sends most
+    on_interface: float = 0.0  # the same of what has to leave by an interface, which ranks of a host share
     headers: float = 0.0  # the same, by our counters; None of others
     interface: float = None  # bytes per operation by the interface, of the rank that sends most
     kernels: list = field(default_factory=list)  # per pair: (encode, server, decode) in ms of processor time
@@ -96,14 +75,15 @@ def check(side, method, n, limit_s):
         figure.wrong.append(f"an element is off by {figure.error_max:g}; at most {BOUNDS[method]:g}")
     if method == "1bit" and n >= ONE_BIT_MANY and not figure.error_rms <= ONE_BIT_RMS:
         figure.wrong.append(f"relative error {figure.error_rms:.3f}; at most {ONE_BIT_RMS}")
-    figure.payload = max(payload(method, n, side.ranks, r) for r in range(side.ranks))
+    figure.payload = max(side.payload(method, n, r) for r in range(side.ranks))
+    figure.on_interface = max(side.on_interface(method, n, r) for r in range(side.ranks))
     return figure
 
 
-def compare_counters(subject, operations, replies, n):
+def compare_counters(side, subject, operations, replies, n):
     """Ours: bytes sent = bytes planned = the formula, on every rank."""
     for rank, reply in enumerate(replies):
-        formula = operations * payload(subject.method, n, len(replies), rank)
+        formula = operations * side.payload(subject.method, n, rank)
         sent, header = reply["payload"], reply["header"]
         if (sent, header) != (reply["payload_planned"], reply["header_planned"]) or sent != formula:
             subject.wrong.append(
@@ -123,11 +103,11 @@ def series(lab, ours, side, figure, n, limit_s):
         operations = figure.dropped + figure.operations
         sent = [b - a for a, b in zip(before, sent_bytes(lab, ours))]
         figure.interface = max(sent) / operations
-        if side is ours and any(bytes_ < operations * payload(figure.method, n, side.ranks, rank)
+        if "payload" in replies[0] and any(bytes_ < operations * side.on_interface(figure.method, n, rank)
                                 for rank, bytes_ in enumerate(sent)):
             figure.wrong.append(f"an interface carried less than the formula's bytes: {sent} in {operations} operations")
-    if side is ours:
-        compare_counters(figure, figure.operations, replies, n)
+    if "payload" in replies[0]:
+        compare_counters(side, figure, figure.operations, replies, n)
         figure.headers = max(reply["header"] for reply in replies) / figure.operations
         figure.kernels.append(tuple(max(reply[key] for reply in replies) / figure.operations * 1e-6
                                     for key in ("encode_ns", "server_ns", "decode_ns")))
@@ -235,7 +215,7 @@ class Latency:
 def one_turn(side, latency, count, pause_us=0):
     replies = side.tell(f"singles {latency.method} {count}" + (f" {pause_us}" if pause_us else ""))
     if "payload" in replies[0]:
-        compare_counters(latency, count, replies, latency.bytes // 4)
+        compare_counters(side, latency, count, replies, latency.bytes // 4)
     # An operation has ended when it has on the slowest rank.
     return [max(reply["ns"][i] for reply in replies) * 1e-6 for i in range(count)]
 

@@ -85,10 +85,10 @@ def large_table(figures, n, setting):
         body.append([
             f.side, f.method, f"{f.median:.2f}", f"{100 * spread(f.ms):.1f}", f"{f.dropped}+{f.operations}",
             f"{8 * f.payload / n:.3f}" if ours else "-", _or_dash(f.interface, ".0f"),
-            _or_dash(f.interface / f.payload if f.interface and ours else None, ".4f"),
+            _or_dash(f.interface / f.on_interface if f.interface and ours else None, ".4f"),
             _or_dash(goodput_share(f, setting) if ours else None, ".3f"), f"{f.error_max:.2g}", f"{f.error_rms:.2g}",
             f"{statistics.median(ratios):.2f}", f"{100 * spread(ratios):.1f}"])
-    head = ["side", "method", "ms", "IQR %", "operations", "bits/elem", "interface B", "/ payload", "goodput", "max err",
+    head = ["side", "method", "ms", "IQR %", "operations", "bits/elem", "interface B", "/ formula", "goodput", "max err",
             "rms err", f"{best.name} / it", "IQR %"]
     text = (f"n = {n}: one all-reduce on the slowest rank, median of pairs. operations: not counted + counted. bits/elem "
             "and interface B: sent\nby one rank; goodput: payload / (time x rate); errors: one result, of inputs in "

@@ -3,8 +3,9 @@
 import statistics
 from dataclasses import dataclass
 
-from measure import GOODPUT, ONE_HOP_BYTES, spread
-from sides import EAGER, OVER_TCP, OVER_UCX
+from formulas import ONE_HOP_BYTES
+from measure import GOODPUT, spread
+from sides import EAGER, OVER_TCP, OVER_UCX, SHARDED
 
 MAX_SPREAD = 0.10
 SMALL = (4, 256, 1024, 4096, 8192, ONE_HOP_BYTES)  # bytes
@@ -31,6 +32,8 @@ LESS_IS_BETTER = (14, 17)
 HOST_TARGETS = {(4, "tcp"): 1.5, (4, "peer"): 1.0, (2, "4 B"): 0.5}
 # UCX's sockets next to ours: rate of the links of float32, and of small messages up to so many bytes.
 UCX_RATE, UCX_LARGE, UCX_SMALL, UCX_SMALL_BYTES = 1000, 1.03, 1.2, 8192
+# Two hosts of two ranks, two levels: what is divided by float32, flat by sharded with a codec, and time by the bound.
+HOSTS, HOSTS_RATE, HOSTS_PEER, HOSTS_CODED, HOSTS_BOUND = (2, 2), 100, 1.5, 1.8, 1.10
 SMALL_GLOO = {4: 10, 1024: 50, 4096: 50, 8192: 50, ONE_HOP_BYTES: 30}
 
 
@@ -53,7 +56,7 @@ class Row:
 
 
 def is_ours(side):
-    return side in ("sotto", OVER_TCP, OVER_UCX)
+    return side in ("sotto", OVER_TCP, OVER_UCX, SHARDED)
 
 
 def of_rate(bits_per_second):
@@ -159,6 +162,24 @@ def host_rows(figures, latencies, ranks):
         if side == OVER_TCP:
             rows.append(Row(None, f"{size} B: our fp32 by shared memory / over TCP", *_ratio(by["sotto", size], tcp),
                             HOST_TARGETS.get((ranks, f"{size} B")), True))
+    return rows
+
+
+def level_rows(figures, hosts, bits_per_second):
+    """Two levels next to one and to peers, and next to what the links between hosts allow."""
+    rows, as_asked = [], (*hosts, bits_per_second) == (*HOSTS, HOSTS_RATE * 1e6)
+
+    def add(what, ratios, target, less_is_better=False):
+        rows.append(Row(None, what, statistics.median(ratios), spread(ratios), target if as_asked else None, less_is_better))
+
+    for (side, method), figure in figures.items():
+        ours = figures[SHARDED, method] if (SHARDED, method) in figures else None
+        if side != SHARDED and ours:
+            target = HOSTS_PEER if side == "openmpi" else HOSTS_CODED if method != "fp32" else None
+            add(f"{figure.name} / {ours.name}", [x / y for x, y in zip(figure.ms, ours.ms)], target)
+        if side == SHARDED and bits_per_second:
+            wire_ms = 8e3 * figure.on_interface / (GOODPUT * bits_per_second)
+            add(f"{figure.name} / its bytes between hosts at the rate", [ms / wire_ms for ms in figure.ms], HOSTS_BOUND, True)
     return rows
 
 

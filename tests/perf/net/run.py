@@ -5,6 +5,7 @@ import argparse
 import contextlib
 import os
 import platform
+import re
 import signal
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 sys.path[:0] = [str(HERE), str(ROOT / "integration/netns")]
 
+import formulas  # noqa: E402
 import gap  # noqa: E402
 import lab as labs  # noqa: E402
 import measure  # noqa: E402
@@ -60,6 +62,7 @@ Examples:
   sotto bench net --rate 1gbit --delay 50ms --rows 28
   sotto bench net --rate none --rows 19 --ranks 2
   sotto bench net --one-host
+  sotto bench net --hosts 2x2 --peers openmpi,mpich
   sotto bench net --rate 1gbit --ucx --peers ""
   sotto bench net --rate 1gbit --timeline line
   sotto bench net --rate 1gbit --beside-bulk
@@ -95,6 +98,14 @@ def between(low, high, kind=int):
     return parse
 
 
+def a_grid(text):
+    """Hosts and ranks on each."""
+    match = re.fullmatch("([2-8])x([2-8])", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f"'{text}' is not like 2x2: hosts x ranks on each, from 2 to 8")
+    return int(match[1]), int(match[2])
+
+
 def words_of(allowed, kind=str):
     def parse(text):
         found = [word for word in text.split(",") if word]
@@ -119,6 +130,8 @@ def parse(arguments):
                         "a --rate is held by the TCP transport")
     parser.add_argument("--one-host", action="store_true", help="ranks beside each other on one host without a limit: ours by shared "
                         "memory and over TCP, gloo over TCP, MPI libraries with their own shared memory")
+    parser.add_argument("--hosts", type=a_grid, metavar="HxR", help="H hosts of R ranks each: ours in two levels next to one, with "
+                        "shared memory inside hosts, and MPI libraries with their own; only such rows")
     parser.add_argument("--ucx", action="store_true", help="ours over UCX's sockets, too, next to ours over its own")
     parser.add_argument("--peers", type=words_of(sides.PEERS), default=list(sides.PEERS),
                         help="out of " + ",".join(sides.PEERS) + " (default: all that are installed; \"\": none)")
@@ -144,6 +157,10 @@ def parse(arguments):
         parser.error("--plot draws what --json FILE has: name that too")
     options.rate = options.rate or ("none" if options.gap or options.one_host else "100mbit")
     options.gap_ranks = (options.ranks,) if options.ranks else gap.RANKS
+    if options.hosts:
+        if options.ranks or options.rows:
+            parser.error("--hosts says how many ranks there are, and has rows of its own: neither --ranks nor --rows go with it")
+        options.ranks = options.hosts[0] * options.hosts[1]
     options.ranks = options.ranks or 4
     options.bits_per_second = labs.bits_per_second(options.rate)
     options.delay_s = labs.seconds(options.delay) if options.delay else 0.0
@@ -167,9 +184,13 @@ def check_network(parser, options):
     if options.one_host:
         for name, value in (("--rate", options.bits_per_second), ("--delay", options.delay), ("--loss", options.loss),
                             ("--mtu", options.mtu), ("--loopback", options.loopback), ("--gap", options.gap),
-                            ("--short", options.short), ("--ucx", options.ucx), ("--timeline", options.timeline), ("--beside-bulk", options.beside_bulk)):
+                            ("--short", options.short), ("--ucx", options.ucx), ("--hosts", options.hosts), ("--timeline", options.timeline), ("--beside-bulk", options.beside_bulk)):
             if value:
                 parser.error(f"--one-host has no links, and measures rows: {name} does not go with it")
+    for name, value in (("--loopback", options.loopback), ("--gap", options.gap), ("--short", options.short), ("--ucx", options.ucx),
+                        ("--timeline", options.timeline), ("--beside-bulk", options.beside_bulk)):
+        if options.hosts and value:
+            parser.error(f"--hosts measures rows of its own: {name} does not go with it")
     if options.mtu is not None and (options.delay or options.loss):
         parser.error("--mtu: links with --delay or --loss have 1500")
     if options.gap and (options.rows or options.peers != list(sides.PEERS)):
@@ -185,8 +206,8 @@ def enter(options, arguments):
     how, reason = labs.enter(["-B", str(HERE / "run.py"), *arguments])
     if how:
         return "netns"
-    if options.delay or options.loss or options.mtu:
-        raise labs.LabError(f"--delay, --loss and --mtu need network namespaces, which are not possible here: {reason}")
+    if options.delay or options.loss or options.mtu or options.hosts:
+        raise labs.LabError(f"--delay, --loss, --mtu and --hosts need network namespaces, which are not possible here: {reason}")
     say(f"skipped: rows next to peers, and bytes of interfaces: network namespaces are not possible here ({reason}); our "
         "ranks run over loopback, held to the rate by the TCP transport")
     return "loopback"
@@ -196,7 +217,7 @@ def enter(options, arguments):
 def a_lab(options, rate, isolation):
     if isolation == "netns":
         lab = labs.Lab(options.ranks, rate, Path(options.sotto_perf).resolve().parent, options.delay, options.loss,
-                       mtu=options.mtu)
+                       mtu=options.mtu, per_host=options.hosts[1] if options.hosts else 1)
     else:
         lab = labs.Loopback(rate)
     try:
@@ -248,6 +269,12 @@ class Network:
     def _ours(self, options, isolation):
         """The first is the one that rows are about; neither is started."""
         programs = options.ranks, options.sotto_perf
+        if options.hosts:
+            ours = [sides.Ours(self.lab, *programs, SOTTO_TRANSPORT="shm"),
+                    sides.Ours(self.lab, *programs, name=sides.SHARDED, SOTTO_TRANSPORT="shm", SOTTO_HIERARCHY="sharded")]
+            for side in ours:
+                side.methods = ("fp32", "int8", "1bit")
+            return ours
         if isolation != "one host":
             ours = [sides.Ours(self.lab, *programs)]
             if options.ucx:
@@ -334,9 +361,12 @@ def run_rows(options, network, rate, wanted, short, results):
     if wanted - {19}:
         figures, lost = measure.large(network.lab, network.sides, network.entries(wanted), n, pairs, series_s, say)
         network.lose(lost)
-        rows += targets.large_rows(figures, wanted, network.lab.bits_per_second, crowding)
+        if options.hosts:
+            rows += targets.level_rows(figures, options.hosts, network.lab.bits_per_second)
+        else:
+            rows += targets.large_rows(figures, wanted, network.lab.bits_per_second, crowding)
         say("\n" + output.large_table(figures, n, network.setting))
-    if 19 in wanted:
+    if 19 in wanted and not options.hosts:
         sizes, count, turn_s = (SHORT_SMALL, SHORT_SINGLES, SHORT_SINGLES_S) if short else (targets.SMALL, SINGLES, SINGLES_S)
         latencies = measure.small(network.sides, network.entries(), sizes, pairs, count, turn_s, say)
         rows += targets.small_rows(latencies)
@@ -400,7 +430,7 @@ def show_timelines(options, isolation):
             try:
                 ours.start()
                 ours.tell(f"size {options.n}")
-                ours.tell(f"series {method} {1 + measure.drops(measure.payload(method, options.n, options.ranks, 0))} 1")
+                ours.tell(f"series {method} {1 + measure.drops(formulas.payload(method, options.n, options.ranks, 0))} 1")
             finally:
                 ours.stop()
             say(f"\n== {method}: {timeline.files(prefix, 2)[0]} and so on\n" +

@@ -29,13 +29,14 @@ import tempfile
 import time
 from pathlib import Path
 
+import formulas
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 METHODS = ("fp32", "bf16", "int8", "int4", "1bit")
 START_S = 120
 OPEN_MPI_ANYWHERE = ("--allow-run-as-root", "--bind-to", "none", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1")
-OPEN_MPI = (*OPEN_MPI_ANYWHERE, "--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "eth0",
-            "--mca", "oob_tcp_if_include", "eth0")
+OPEN_MPI = (*OPEN_MPI_ANYWHERE, "--mca", "pml", "ob1", "--mca", "btl_tcp_if_include", "eth0", "--mca", "oob_tcp_if_include", "eth0")
 RING = ("--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_allreduce_algorithm", "4")
 
 
@@ -51,6 +52,14 @@ class Side:
     """Ranks of one library. commands: one (words, environment) per process to start."""
 
     methods = ("fp32",)
+
+    def payload(self, method, n, rank):
+        """The formula: bytes that a rank sends in one all-reduce of n float32."""
+        return formulas.payload(method, n, self.ranks, rank)
+
+    def on_interface(self, method, n, rank):
+        """Of these, and of those of other ranks of its host, what leaves by the host's interface."""
+        return self.payload(method, n, rank)
 
     def __init__(self, name, ranks, commands):
         self.name = name
@@ -152,10 +161,24 @@ class Ours(Side):
 
     def __init__(self, lab, ranks, sotto_perf, name="sotto", **environment):
         rendezvous = f"tcp://{lab.address(0)}:{free_port()}"
+        self._per_host = lab.per_host
+        self._levels = environment.get("SOTTO_HIERARCHY") == "sharded"
         super().__init__(name, ranks, [
             ([*lab.inside(r), sotto_perf, "net_rank", "CONTROL"],
              {**lab.environment, **environment, "SOTTO_RANK": str(r), "SOTTO_WORLD_SIZE": str(ranks), "SOTTO_RENDEZVOUS": rendezvous,
-              "SOTTO_LISTEN": lab.address(r)}) for r in range(ranks)])
+              "SOTTO_LISTEN": lab.address(r), **lab.host_id(r)}) for r in range(ranks)])
+
+    def payload(self, method, n, rank):
+        if not self._levels:
+            return super().payload(method, n, rank)
+        return formulas.sharded(method, n, self.ranks // self._per_host, self._per_host, rank)
+
+    def on_interface(self, method, n, rank):
+        if self._per_host == 1:
+            return self.payload(method, n, rank)
+        formula = formulas.between_hosts if self._levels else formulas.flat_between_hosts
+        first = rank // self._per_host * self._per_host
+        return sum(formula(method, n, self.ranks // self._per_host, self._per_host, r) for r in range(first, first + self._per_host))
 
 
 def python_with_torch():
@@ -193,7 +216,7 @@ def _compiled(library, build):
 
 def _mpi(lab, ranks, library, options):
     """mpiexec in the first host, under the name that the list of hosts gives it."""
-    hosts = [f"host{r + 1}" for r in range(ranks)]
+    hosts = [f"host{h + 1}" for h in range(ranks // lab.per_host)]
     words = [str(HERE / "enter.sh"), hosts[0], *map(shlex.quote, [f"mpiexec.{library}", *options(hosts)]), "CONTROL"]
     return [(words, {**lab.environment, "OMP_NUM_THREADS": "1", "SOTTO_LAB": str(ROOT / "integration/netns/lab.sh")})]
 
@@ -209,7 +232,9 @@ def _openmpi(*more):
         if not lab.has_hosts:
             return _mpi_on_one_host(lab, ["mpiexec.openmpi", *OPEN_MPI_ANYWHERE, *more, "-n", str(ranks), program])
         return _mpi(lab, ranks, "openmpi", lambda hosts: [
-            *OPEN_MPI, *more, "--mca", "plm_rsh_agent", str(HERE / "enter.sh"), "-H", ",".join(hosts), "-n", str(ranks), program])
+            *OPEN_MPI, *more, "--mca", "btl", "tcp,self" + (",vader" if lab.per_host > 1 else ""),
+            "--mca", "plm_rsh_agent", str(HERE / "enter.sh"), "-H", ",".join(f"{host}:{lab.per_host}" for host in hosts),
+            "-n", str(ranks), program])
     return commands
 
 
@@ -217,14 +242,15 @@ def _mpich(lab, ranks, build):
     program = _compiled("mpich", build)
     if not lab.has_hosts:
         return _mpi_on_one_host(lab, ["mpiexec.mpich", "-n", str(ranks), program])
-    addresses = [lab.address(r) for r in range(ranks)]
+    addresses = [lab.address(r) for r in range(0, ranks, lab.per_host)]
     return _mpi(lab, ranks, "mpich", lambda _: [
-        "-launcher", "rsh", "-launcher-exec", str(HERE / "enter.sh"), "-iface", lab.interface, "-hosts", ",".join(addresses),
+        "-launcher", "rsh", "-launcher-exec", str(HERE / "enter.sh"), "-iface", lab.interface, "-hosts", ",".join(addresses), "-ppn", str(lab.per_host),
         "-genv", "UCX_TLS", "tcp", "-genv", "UCX_NET_DEVICES", lab.interface, "-n", str(ranks), program])
 
 
 PEERS = {"gloo": _gloo, "openmpi": _openmpi(), "openmpi-ring": _openmpi(*RING), "mpich": _mpich}
 OVER_UCX = "sotto ucx"  # ours over UCX's sockets, next to "sotto", which has its own
+SHARDED = "sotto sharded"  # ours in two levels, next to "sotto", which has one
 OVER_TCP = "sotto tcp"  # ours on one host, next to "sotto", which has shared memory there
 EAGER = ("gloo", "1bit")  # operations of a framework on top of gloo's collectives: for row 15 alone
 

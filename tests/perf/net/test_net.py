@@ -13,6 +13,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 sys.path[:0] = [str(HERE), str(ROOT / "integration")]
 
+import formulas  # noqa: E402
 import gap  # noqa: E402
 import measure  # noqa: E402
 import output  # noqa: E402
@@ -46,14 +47,19 @@ class FakeSide:
     def tell(self, _command, _limit_s=0):
         return self.replies
 
+    def payload(self, method, n, rank):
+        return formulas.payload(method, n, self.ranks, rank)
+
+    on_interface = payload
+
 
 def figure(side, method, *ms, **more):
-    return measure.Figure(side, method, ms=list(ms), payload=1000.0, headers=0.0, **more)
+    return measure.Figure(side, method, ms=list(ms), payload=1000.0, headers=0.0, **{"on_interface": 1000.0, **more})
 
 
 class Formulas(unittest.TestCase):
     def total(self, method, n, ranks):
-        return sum(measure.payload(method, n, ranks, rank) for rank in range(ranks))
+        return sum(formulas.payload(method, n, ranks, rank) for rank in range(ranks))
 
     def test_bytes_of_all_ranks(self):
         for method, ranks, expected in (("fp32", 2, 8388608), ("fp32", 4, 25165824), ("1bit", 2, 262144), ("1bit", 4, 786432),
@@ -61,12 +67,28 @@ class Formulas(unittest.TestCase):
             self.assertEqual(self.total(method, MILLION, ranks), expected, method)
 
     def test_a_small_one_goes_to_everybody(self):
-        self.assertEqual(measure.payload("fp32", 1, 4, 2), 12)
-        self.assertEqual(measure.payload("fp32", 5461, 4, 0), 65532)
-        self.assertLess(measure.payload("fp32", 5462, 4, 0), 65532)
+        self.assertEqual(formulas.payload("fp32", 1, 4, 2), 12)
+        self.assertEqual(formulas.payload("fp32", 5461, 4, 0), 65532)
+        self.assertLess(formulas.payload("fp32", 5462, 4, 0), 65532)
 
     def test_a_compressed_one_is_padded(self):
-        self.assertEqual(measure.payload("1bit", 1, 4, 0), 2 * 3 * 64)
+        self.assertEqual(formulas.payload("1bit", 1, 4, 0), 2 * 3 * 64)
+
+    def test_two_levels(self):
+        hosts, per_host = 2, 2
+        for method in ("fp32", "int8", "1bit"):
+            whole = {"fp32": 4.0, "int8": 260 / 256, "1bit": 1 / 8}[method] * MILLION
+            for rank in range(4):
+                levels, flat = (f(method, MILLION, hosts, per_host, rank) for f in
+                                (formulas.between_hosts, formulas.flat_between_hosts))
+                self.assertEqual(levels, whole / 2, method)  # 2 (M - 1) / M of a half
+                self.assertEqual(flat, whole, method)
+                # Float32: half of the vector to the other, then their halves of the result.
+                inside = 4 * MILLION / 2 + whole / 2
+                self.assertEqual(formulas.sharded(method, MILLION, hosts, per_host, rank) - levels, inside, method)
+        total = sum(formulas.sharded("fp32", 1001, 3, 2, rank) for rank in range(6))
+        between = sum(formulas.between_hosts("fp32", 1001, 3, 2, rank) for rank in range(6))
+        self.assertEqual(total - between, 2 * 3 * 4 * 1001)
 
     def test_dropped_operations_empty_the_bucket(self):
         for bytes_ in (1000, 300_000, 2_000_000, 30_000_000):
@@ -101,12 +123,12 @@ class Wrong(unittest.TestCase):
 
     def test_counters(self):
         n, ranks = 100_000, 2
-        right = [{"payload": 3 * measure.payload("1bit", n, ranks, r), "header": 10} for r in range(ranks)]
+        right = [{"payload": 3 * formulas.payload("1bit", n, ranks, r), "header": 10} for r in range(ranks)]
         for reply in right:
             reply |= {"payload_planned": reply["payload"], "header_planned": 10}
         for change in ({}, {"header": 11}, {"payload": 5}, {"payload": 5, "payload_planned": 5}):
             subject = figure("sotto", "1bit")
-            measure.compare_counters(subject, 3, [right[0], {**right[1], **change}], n)
+            measure.compare_counters(FakeSide(None, None), subject, 3, [right[0], {**right[1], **change}], n)
             self.assertEqual(bool(subject.wrong), bool(change), change)
 
 
@@ -184,6 +206,14 @@ class Options(unittest.TestCase):
         self.assertEqual(self.parse("--rate", "none").rows, {13, 15, 16, 19})
         self.assertEqual(self.parse("--rate", "1gbit", "--delay", "50ms", "--rows", "28,11").rows, {11, 28})
 
+    def test_hosts(self):
+        options = self.parse("--hosts", "2x3", "--peers", "openmpi")
+        self.assertEqual((options.hosts, options.ranks), ((2, 3), 6))
+        for words, text in ((("4",), "not like 2x2"), (("1x4",), "not like 2x2"), (("2x2", "--ranks", "4"), "neither --ranks"),
+                            (("2x2", "--rows", "10"), "nor --rows"), (("2x2", "--ucx"), "--ucx does not go with it"),
+                            (("2x2", "--one-host"), "--hosts does not go with it")):
+            self.assertIn(text, self.parse("--hosts", *words))
+
     def test_gap(self):
         plain = self.parse("--gap", "10ms")
         self.assertEqual((plain.rate, plain.gap_ranks, plain.sizes), ("none", (2, 4), gap.SIZES))
@@ -240,6 +270,24 @@ class Ucx(unittest.TestCase):
                      for side, ms in (("sotto", 10), (sides.OVER_UCX, 11)) for size in (8192, 65536)]
         self.assertEqual([(r.target, r.verdict) for r in rows.ucx_rows({}, latencies, None)],
                          [(1.2, "reached"), (None, "no target")])
+
+
+class Levels(unittest.TestCase):
+    def test_rows(self):
+        goodput = measure.GOODPUT * 1e8
+        figures = {(f.side, f.method): f for f in (
+            figure("sotto", "fp32", 20, 20), figure("sotto", "1bit", 3, 3), figure("openmpi", "fp32", 24, 24),
+            figure(sides.SHARDED, "fp32", 10, 10, on_interface=goodput / 8 * 9.6e-3),
+            figure(sides.SHARDED, "1bit", 2, 2, on_interface=goodput / 8 * 1e-3))}
+        found = {r.what: (round(r.ratio, 2), r.target) for r in rows.level_rows(figures, (2, 2), 1e8)}
+        bound = "its bytes between hosts at the rate"
+        self.assertEqual(found, {
+            "sotto fp32 / sotto sharded fp32": (2, None), "openmpi fp32 / sotto sharded fp32": (2.4, 1.5),
+            "sotto 1bit / sotto sharded 1bit": (1.5, 1.8), f"sotto sharded fp32 / {bound}": (1.04, 1.1),
+            f"sotto sharded 1bit / {bound}": (2, 1.1)})
+        self.assertEqual({r.target for hosts, rate in (((2, 3), 1e8), ((2, 2), 1e9)) for r in rows.level_rows(figures, hosts, rate)},
+                         {None})
+        self.assertEqual(rows.best_peer(figures).side, "openmpi")
 
 
 class Processes(unittest.TestCase):
