@@ -78,6 +78,7 @@ TORCH=torch==2.13.0
 TORCH_CPU=$TORCH+cpu
 # What the Python package is tested with besides: the framework whose programs it runs, and trainers that keep its state.
 FRAMEWORKS=(deepspeed==0.18.9 transformers==5.23.0 accelerate==1.15.0 lightning==2.6.6)
+TORCHFT=torchft==0.2.0  # its DiLoCo is compared with outer steps
 JAX="jax[cpu]==0.10.2"  # 500 MB with what it needs, half a minute from a near index
 # Ray Train: 500 MB with what it needs, a quarter of a minute from a near index. Of ray[train] not tensorboardX: Ray
 # Train does not import it, and Lightning would log with it.
@@ -178,13 +179,13 @@ install_torch() {
 
 has_frameworks() {
   has_torch && "$VENV/bin/python" -c 'import importlib.util as u, sys
-sys.exit(not all(map(u.find_spec, ("deepspeed", "jax", "ray", "pandas", "pyarrow", "transformers", "accelerate", "lightning", "mypy", "ruff", "matplotlib", "tqdm", "scikit_build_core"))))'
+sys.exit(not all(map(u.find_spec, ("deepspeed", "jax", "ray", "torchft", "pandas", "pyarrow", "transformers", "accelerate", "lightning", "mypy", "ruff", "matplotlib", "tqdm", "scikit_build_core"))))'
 }
 
 # What the tests of the Python package want. Only PyTorch's CPU build: the other one has gigabytes that no test uses.
 install_frameworks() {
   if has_frameworks; then return 0; fi
-  say "setup: $TORCH_CPU, $JAX, ${FRAMEWORKS[*]}, ${RAY[*]}, ${PYTHON_TOOLS[*]} to install from pip's index into .venv (two to ten minutes)"
+  say "setup: $TORCH_CPU, $JAX, ${FRAMEWORKS[*]}, $TORCHFT, ${RAY[*]}, ${PYTHON_TOOLS[*]} to install from pip's index into .venv (two to ten minutes)"
   [ "$dry_run" = no ] || return 0
   local why="tests that need what is missing are left out, and counted as skipped"
   make_venv || { say "setup: $why" && return 0; }
@@ -194,6 +195,7 @@ install_frameworks() {
   fi
   # DeepSpeed's own set-up imports torch.
   pip_install "${FRAMEWORKS[@]}" "$NUMPY" || say "setup: ${FRAMEWORKS[*]} cannot be installed; $why"
+  pip_install "$TORCHFT" "$NUMPY" || say "setup: $TORCHFT cannot be installed; $why"
   pip_install "$JAX" "$NUMPY" || say "setup: $JAX cannot be installed; $why"
   pip_install "${RAY[@]}" "$NUMPY" || say "setup: ${RAY[*]} cannot be installed; $why"
   pip_install "${PYTHON_TOOLS[@]}" || say "setup: ${PYTHON_TOOLS[*]} cannot be installed; $why"

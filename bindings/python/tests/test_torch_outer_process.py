@@ -151,6 +151,90 @@ def test_as_torch_averages_models():
     assert run_ranks(2, __file__, "rank_trains_beside_torch").count("as torch") == 2
 
 
+# ---- beside torchft ----------------------------------------------------------------------------
+
+
+class Manager:
+    """What torchft's DiLoCo asks its manager for, where nobody joins or leaves: means over gloo."""
+
+    _use_async_quorum = False
+
+    def __init__(self):
+        self.step = 0
+
+    def allreduce(self, tensor, should_quantize=False):
+        import torch.distributed as dist
+
+        assert not should_quantize
+        dist.all_reduce(tensor)
+        tensor /= dist.get_world_size()
+        return self
+
+    def wait(self):
+        """Of allreduce, which has waited."""
+
+    def current_step(self):
+        return self.step
+
+    def should_commit(self):
+        self.step += 1
+        return True
+
+    def nothing(self, *_):
+        """Nobody recovers from another rank."""
+
+    start_quorum = register_state_dict_fn = nothing
+    disallow_state_dict_read = allow_state_dict_read = nothing
+
+
+class Part(torch.nn.Module):
+    def __init__(self, *parameters):
+        super().__init__()
+        self.parts = torch.nn.ParameterList(parameters)
+
+
+def diloco(comm, inner, fragments):
+    """torchft's DiLoCo behind the steps of a local optimizer. fragments: of the two tensors."""
+    from torchft.local_sgd import DiLoCo
+
+    net, other = Given(), Given()
+    # Its first fragment is the one that is due first, ours the one that is due at the end.
+    lists = [[0], [1]] if fragments == 2 else [[0, 1]]
+    tensors = list(other.parameters())
+    parts = [Part(*(tensors[i] for i in fragment)) for fragment in reversed(lists)]
+    theirs = INNER[inner](tensors)
+    steps = [torch.optim.SGD(p.parameters(), 0.7, momentum=0.9, nesterov=True) for p in parts]
+    outer = st.Outer(
+        INNER[inner](net.parameters()), preset="diloco", period=PERIOD, fragments=lists, comm=comm
+    )
+    with DiLoCo(Manager(), parts, theirs, steps, sync_every=PERIOD):
+        for step in range(STEPS):
+            step_of(net, outer, comm.rank, step)
+            step_of(other, theirs, comm.rank, step)
+            for p, q in zip(net.parameters(), other.parameters()):
+                torch.testing.assert_close(p, q, rtol=0, atol=2e-6)
+    outer.close()
+
+
+def rank_trains_beside_torchft(comm):
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        "gloo", init_method=meeting_file(), rank=comm.rank, world_size=comm.size
+    )
+    for inner in INNER:
+        for fragments in (1, 2):
+            diloco(comm, inner, fragments)
+    dist.barrier()
+    dist.destroy_process_group()
+    print(f"as torchft {comm.rank}")
+
+
+def test_as_torchft_makes_outer_steps():
+    pytest.importorskip("torchft", reason="torchft is not installed in this Python")
+    assert run_ranks(2, __file__, "rank_trains_beside_torchft").count("as torchft") == 2
+
+
 # ---- new processes -----------------------------------------------------------------------------
 
 KEYS = {"preset": "co2", "period": 4, "delay": 3, "codec": "onebit"}
