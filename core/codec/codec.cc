@@ -54,7 +54,7 @@ Result<std::shared_ptr<Codec>> Codec::create(std::shared_ptr<Comm> comm, std::st
       return unsupported("codec: tensor {} is {}; codecs take fp32", i, dtype_name(dtypes[i]));
     }
   }
-  SOTTO_ASSIGN(Levels levels, comm->levels(settings.hierarchy));
+  SOTTO_ASSIGN(Levels levels, make_levels(settings.hierarchy, comm->hosts()));
   settings.hierarchy = levels.kind;
   std::shared_ptr<Codec> codec(new Codec(std::move(comm), std::move(device), settings,
                                          std::move(levels), std::move(counts)));

@@ -18,6 +18,12 @@ constexpr uint16_t kServerLane = 1;
 
 uint64_t at_least_one(uint64_t bytes) { return bytes == 0 ? 1 : bytes; }
 
+// What both encoders of a rank have, that of its input and that of the sums it serves.
+template <class T>
+struct Encoders {
+  T worker, server;
+};
+
 // What the sections of one compressed all-reduce share. Its ranks are those that serve one shard:
 // all ranks of the comm, or in two levels one of every host.
 struct Exchange {
@@ -33,10 +39,10 @@ struct Exchange {
   // Scratch of all sections, for the shard. rows: of each section the own chunk's payloads of all
   // ranks, in rank order, where the section lies in the shard.
   uint32_t outgoing, rows;
-  // Of all sections and servers.
-  uint32_t worker_messages, worker_blocks, server_blocks;
-  uint32_t worker_flags, server_flags;                  // a word per section
-  std::vector<NormRange> worker_ranges, server_ranges;  // of every instance
+  uint32_t worker_messages;  // of all sections and servers
+  Encoders<uint32_t> blocks;
+  Encoders<uint32_t> flags;                 // a word per section
+  Encoders<std::vector<NormRange>> ranges;  // of every instance
 
   uint32_t peer(uint32_t i) const { return (me + i) % ranks; }
   // The chunk that a rank serves.
@@ -87,7 +93,7 @@ void encode_and_send(SectionRun& s) {
       std::vector<Piece> pieces = x.layout.worker_pieces(x.chunk(k), segment);
       if (x.r.late != nullptr) x.r.late->need(pieces);
       for (Piece& piece : pieces) piece.flat -= x.shard_begin();
-      x.r.encode(std::move(pieces), {s.in, x.shard_begin(), to, x.worker_blocks, x.worker_flags,
+      x.r.encode(std::move(pieces), {s.in, x.shard_begin(), to, x.blocks.worker, x.flags.worker,
                                      uint64_t{4} * s.index});
       if (k != x.me) x.b.send(static_cast<int32_t>(k), x.payload_of(x.outgoing, segment), s.round1);
     }
@@ -182,8 +188,8 @@ ServerRun server_run(const SectionRun& s, const LayoutSegment& segment) {
           .shift = x.layout.chunk_begin(s.at, chunk) - s.at.server_begin,
           .scales = s.scales(),
           .messages = s.messages(x.worker_messages),
-          .sums = blocks(x.server_blocks, Access::kWrite),
-          .flags = s.flags(x.server_flags)};
+          .sums = blocks(x.blocks.server, Access::kWrite),
+          .flags = s.flags(x.flags.server)};
 }
 
 // Sums the rows, re-encodes, sends the own chunk's result to everybody and receives theirs.
@@ -256,15 +262,14 @@ Exchange make_exchange(PlanBuilder& b, const CompressedRequest& r) {
              b.scratch(at_least_one(payload)),
              b.scratch(at_least_one(payload)),
              b.scratch(at_least_one(layout.message_bytes())),
-             b.scratch(at_least_one(layout.worker_blocks() * 4)),
-             b.scratch(at_least_one(layout.server_blocks() * 4)),
-             r.worker_flags != kNoSlot ? r.worker_flags : add_worker_flags(b, layout),
-             b.scratch(at_least_one(layout.sections().size() * 4)),
-             {},
+             {b.scratch(at_least_one(layout.worker_blocks() * 4)),
+              b.scratch(at_least_one(layout.server_blocks() * 4))},
+             {r.worker_flags != kNoSlot ? r.worker_flags : add_worker_flags(b, layout),
+              b.scratch(at_least_one(layout.sections().size() * 4))},
              {}};
   if (!has_shard) return x;
-  x.worker_ranges = layout.worker_ranges(x.shard);
-  x.server_ranges = layout.server_ranges(server);
+  x.ranges.worker = layout.worker_ranges(x.shard);
+  x.ranges.server = layout.server_ranges(server);
   return x;
 }
 
@@ -276,8 +281,8 @@ uint32_t emit_section(SectionRun& s) {
   encode_and_send(s);
   exchange_scales(
       s,
-      {x.worker_blocks, slots.worker_counts, slots.worker_scale, x.worker_messages, x.worker_flags},
-      x.worker_ranges, {}, s.round1);
+      {x.blocks.worker, slots.worker_counts, slots.worker_scale, x.worker_messages, x.flags.worker},
+      x.ranges.worker, {}, s.round1);
   uint32_t gate = kNoSlot;
   KernelOptions server;
   server.lane = kServerLane;
@@ -288,9 +293,9 @@ uint32_t emit_section(SectionRun& s) {
   }
   serve(s, server);
   exchange_scales(s,
-                  {x.server_blocks, slots.server_counts, slots.server_scale_next, slots.messages,
-                   x.server_flags},
-                  x.server_ranges, server, s.round2);
+                  {x.blocks.server, slots.server_counts, slots.server_scale_next, slots.messages,
+                   x.flags.server},
+                  x.ranges.server, server, s.round2);
   return gate;
 }
 
@@ -433,7 +438,7 @@ CompressedSlots add_codec_slots(PlanBuilder& b, const CompressedLayout& layout,
 
 CompressedResult emit_compressed_all_reduce(PlanBuilder& b, const CompressedRequest& r) {
   Exchange x = make_exchange(b, r);
-  b.fill({x.server_flags, 0, x.layout.sections().size() * 4}, 0);
+  b.fill({x.flags.server, 0, x.layout.sections().size() * 4}, 0);
   CompressedResult result;
   result.worker_messages = x.worker_messages;
   r.levels == nullptr ? emit_one_level(x, &result) : emit_two_levels(x, &result);

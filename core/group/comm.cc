@@ -84,7 +84,7 @@ Comm::Comm(std::shared_ptr<RootComm> root, std::vector<int32_t> ranks, int32_t r
       rank_(rank),
       epoch_(epoch),
       numbering_{0, epoch} {
-  Result<Levels> wanted = levels(root_->hierarchy);
+  Result<Levels> wanted = make_levels(root_->hierarchy, hosts());
   levels_ = wanted.ok() ? wanted.take() : flat_levels(size());
   root_->standing.add(epoch_, totals_);
 }
@@ -356,7 +356,7 @@ Result<std::shared_ptr<Comm>> Comm::split(int32_t color, int32_t key) {
   const std::shared_ptr<Comm> made(
       new Comm(root_, std::move(ranks), my_rank, hash_values(values, epoch_)));
   SOTTO_TRY(made->join(OpKind::kCommSplit));
-  const Status levels = made->levels(root_->hierarchy).status();
+  const Status levels = make_levels(root_->hierarchy, made->hosts()).status();
   if (!levels.ok() && my_rank == 0)
     log(LogLevel::kWarn, "a comm of {} ranks has one level: {}", made->size(), levels.text());
   return made;
@@ -484,7 +484,7 @@ std::string Comm::report_json(const std::string& kind) const {
   if (routes) {
     report["host"] = host_of[static_cast<size_t>(rank_)];
     report["hierarchy"] = hierarchy_name(levels_.kind);
-    const Status wanted = levels(root_->hierarchy).status();
+    const Status wanted = make_levels(root_->hierarchy, host_of).status();
     if (!wanted.ok()) report["hierarchy_refused"] = wanted.text();
   }
   nlohmann::ordered_json peers = nlohmann::ordered_json::array();

@@ -100,8 +100,6 @@ class Comm : public std::enable_shared_from_this<Comm> {
   const HeldWindows& held_windows() const { return root_->sizes.held; }
   // By rank of this comm: the index of its host, from 0 in the order of the lowest rank of each.
   std::vector<int32_t> hosts() const;
-  // These ranks on their hosts; errors of make_levels.
-  Result<Levels> levels(Hierarchy kind) const { return make_levels(kind, hosts()); }
   // Of collectives: the root comm's hierarchy; one level where hosts of a split are uneven.
   const Levels& levels() const { return levels_; }
   // Those of the transport that are between the ranks of this comm.

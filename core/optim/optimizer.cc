@@ -69,7 +69,7 @@ Result<std::shared_ptr<Optimizer>> Optimizer::create(
   if (d.config.sotto.initial_parameters == InitialParameters::kBroadcast)
     SOTTO_TRY(d.parameters.broadcast(*comm, *d.layout));
   if (d.config.sotto.outer) {
-    SOTTO_ASSIGN(d.group_levels, comm->levels(d.config.sotto.hierarchy));
+    SOTTO_ASSIGN(d.group_levels, make_levels(d.config.sotto.hierarchy, comm->hosts()));
     SOTTO_ASSIGN(
         (*made)->outer_,
         make_outer(comm, d.config, {d.parameters.begin(), d.parameters.end()}, d.access.device()));

@@ -7,7 +7,7 @@ Status OptimizerData::lay_out(bool masks_zero_variance) {
   for (const ParamSpec& p : parameters)
     tensors.push_back({p.count, p.group, !groups[p.group].freeze.non_freeze});
   const auto world = static_cast<uint32_t>(comm->size());
-  SOTTO_ASSIGN(levels, comm->levels(config.sotto.hierarchy));
+  SOTTO_ASSIGN(levels, make_levels(config.sotto.hierarchy, comm->hosts()));
   const bool half = config.half_gradients() || parameters.gradients() != Dtype::kF32;
   codec = config.compression(world, half);
   const CodecSettings settings = codec.value_or(CodecSettings{});

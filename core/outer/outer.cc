@@ -135,7 +135,7 @@ Result<std::shared_ptr<Outer>> Outer::make(std::shared_ptr<Comm> comm, const Out
   context.access =
       DeviceAccess(comm->context()->engine(), comm->context()->device_or_default(device));
   context.config = config.resolved(static_cast<uint64_t>(comm->size()));
-  SOTTO_ASSIGN(context.levels, comm->levels(config.hierarchy));
+  SOTTO_ASSIGN(context.levels, make_levels(config.hierarchy, comm->hosts()));
   context.config.hierarchy = context.levels.kind;
   if (context.config.codec) context.config.codec->hierarchy = context.levels.kind;
   ParameterSet parameters(std::move(params), context.access);

@@ -35,7 +35,8 @@ AverageRounds::AverageRounds(std::shared_ptr<Comm> comm, const OverlapConfig& co
 
 Status AverageRounds::allocate(const std::vector<OverlapBucket>& buckets) {
   buckets_ = buckets;
-  SOTTO_ASSIGN(levels_, comm_->levels(config_.codec ? config_.codec->hierarchy : Hierarchy::kFlat));
+  SOTTO_ASSIGN(levels_, make_levels(config_.codec ? config_.codec->hierarchy : Hierarchy::kFlat,
+                                    comm_->hosts()));
   SOTTO_ASSIGN(codecs_, make_codecs(buckets_));
   return ok_status();
 }

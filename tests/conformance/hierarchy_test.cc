@@ -358,7 +358,7 @@ TEST_P(OnHosts, ResultsAreThoseOfTheLevels) {
     const Status status =
         run_world(world_on(w.kind, w.hosts, hierarchy), [&](const std::shared_ptr<Comm>& comm) {
           SOTTO_TRY(all_kinds(*comm, hosts, w.large));
-          SOTTO_ASSIGN(const Levels levels, comm->levels(*hierarchy_of(hierarchy)));
+          SOTTO_ASSIGN(const Levels levels, make_levels(*hierarchy_of(hierarchy), comm->hosts()));
           if (levels.hosts != hosts) return error(Code::kInternal, "other hosts");
           for (const bool in_place : {false, true}) {
             SOTTO_TRY(run_flat<F32>(*comm, hosts, levels, in_place, false));
