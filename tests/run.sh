@@ -19,7 +19,7 @@ COMMON_WITHOUT='_7$|_8$|_compat|_partly|_buckets|ordered_async|/inproc(_|$)|shm_
 GIVEN_UP_WITHOUT='GivenUp.*/(Int8|AdamW|Lamb|OneBitAdam|ZeroOneAdam|SgdNative)$'
 UCX_WITHOUT='(Optimizer|Outer|Overlap|Codec|Reduce|Exchange|Unequal|TwoLevel)[A-Za-z]*[.].*/ucx(_|$)'
 # Two levels: over sockets, on a device of its own memory and on an emulated GPU; what is delayed or ordered is the plain parts'.
-LEVELS_WITHOUT='Hierarchy[A-Za-z]*[.].*/(async|ordered|mixed)$|OptimizerHierarchy.*/cuda$'
+LEVELS_WITHOUT='Hierarchy[A-Za-z]*[.].*/(async|ordered|mixed)$|(Optimizer|Outer|Overlap)Hierarchy[.].*/cuda$'
 ASAN_WITHOUT="$COMMON_WITHOUT|$UCX_WITHOUT|$GIVEN_UP_WITHOUT|$LEVELS_WITHOUT|/async(_|$)|EveryWaitOf|AnyCall|AnyExecution|GivenUp[.]WithMoreRanks|SameBits[.].*_[14]$|/all$|^nccl/ranks$"
 # Nor under ThreadSanitizer: cases of arithmetic or memory alone.
 TSAN_WITHOUT="$COMMON_WITHOUT|$LEVELS_WITHOUT|Hierarchy[A-Za-z]*[.].*/cuda$|CodecSizes|CodecBits|device_memory"

@@ -235,6 +235,37 @@ def test_as_torchft_makes_outer_steps():
     assert run_ranks(2, __file__, "rank_trains_beside_torchft").count("as torchft") == 2
 
 
+# ---- several hosts -----------------------------------------------------------------------------
+
+
+def rank_averages_between_hosts():
+    os.environ["SOTTO_HOST_ID"] = f"host {int(os.environ['SOTTO_RANK']) // 2}"
+    with sotto.init_process_group(timeout=60) as comm:
+        results = {}
+        for hierarchy in ("flat", "sharded", "leader", "auto"):
+            net = model()
+            outer = made(net, comm, "adamw", preset="co2", period=3, hierarchy=hierarchy)
+            train(net, outer, comm.rank, range(7))
+            outer.flush()
+            results[hierarchy] = values(net)
+            outer.close()
+        for p, q in zip(results["flat"], results["sharded"]):
+            torch.testing.assert_close(p, q, rtol=0, atol=2e-6)
+        assert equal(results["leader"], results["sharded"])
+        assert equal(results["auto"], results["sharded"])
+        net = model()
+        outer = made(net, comm, preset="co2", period=2, codec="int8", hierarchy="sharded")
+        train(net, outer, comm.rank, range(5))
+        outer.close()
+        with pytest.raises(sotto.InvalidArgumentError, match="sotto.hierarchy: found .*tree"):
+            made(net, comm, hierarchy="tree")
+        print(f"levels {comm.rank}")
+
+
+def test_averages_of_two_levels():
+    assert run_ranks(4, __file__, "rank_averages_between_hosts").count("levels") == 4
+
+
 # ---- new processes -----------------------------------------------------------------------------
 
 KEYS = {"preset": "co2", "period": 4, "delay": 3, "codec": "onebit"}

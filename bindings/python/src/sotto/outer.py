@@ -62,6 +62,16 @@ class OuterParam(NamedTuple):
     model_copy: Any = None
 
 
+def file_of(hierarchy: str, **keys: Any) -> dict[str, Any]:
+    """A file with the keys of "sotto": {"outer": {...}} that are not None; some optimizer has to be
+    in it."""
+    section = {key: value for key, value in keys.items() if value is not None}
+    return {
+        "optimizer": {"type": "SGD"},
+        "sotto": {"hierarchy": hierarchy, "outer": section},
+    }
+
+
 class OuterInfo(NamedTuple):
     """Hot figures of an outer optimizer. Those of an update are of the last one."""
 

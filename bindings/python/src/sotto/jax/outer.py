@@ -60,6 +60,7 @@ class Outer:
             hide it; None: the preset's
     codec:  of what is averaged: a type, "onebit" for one, or a dict; None: the preset's
     comm:   None: the default comm
+    hierarchy: of averages: "sharded", "leader" or "auto" have two levels (docs/hierarchy.md)
     keys:   delay, alpha, beta, merge and all other keys of the section "sotto": {"outer": {...}}
 
     Collective: all ranks make the same, and then as many steps; ranks wait for each other only in a
@@ -85,6 +86,7 @@ class Outer:
         period: int | str | None = None,
         codec: str | Mapping[str, Any] | None = None,
         comm: Comm | None = None,
+        hierarchy: str = "flat",
         **keys: Any,
     ) -> None:
         tree = tree_of(params, "params")
@@ -99,10 +101,8 @@ class Outer:
             self._copies.append(copy)
             memory_of_copy = None if copy is None else copy.memory
             registered.append(plain.OuterParam(master.memory, name or None, memory_of_copy))
-        given = {"preset": preset, "period": period, "codec": codec}
-        section = {**{k: v for k, v in given.items() if v is not None}, **keys}
-        self._outer = plain.Outer(registered, section, comm=comm)
-        file = {"optimizer": {"type": "SGD"}, "sotto": {"outer": section}}
+        file = plain.file_of(hierarchy, preset=preset, period=period, codec=codec, **keys)
+        self._outer = plain.Outer(registered, file, comm=comm)
         self._reads_all = config_report(file)["outer"]["penalty"] == "gap_inner"
         self._tree = tree._replace(leaves=[])
         self._evaluating = False

@@ -86,6 +86,7 @@ class Outer(Parameters):
     ddp:    True: DistributedDataParallel around the model, or a mesh over which parameters are
             replicated, averages gradients too, over the ranks of a host for one. Without it that is
             an error where it averages over ranks of the comm
+    hierarchy: of averages: "sharded", "leader" or "auto" have two levels (docs/hierarchy.md)
     keys:   delay, alpha, beta, merge and all other keys of the section "sotto": {"outer": {...}}
 
     Parameters are those that require gradients at the first step: float32, or float16 and bfloat16,
@@ -136,6 +137,7 @@ class Outer(Parameters):
         codec: str | Mapping[str, Any] | None = None,
         comm: Comm | None = None,
         ddp: bool = False,
+        hierarchy: str = "flat",
         **keys: Any,
     ) -> None:
         _check_inner(inner_optimizer)
@@ -154,11 +156,9 @@ class Outer(Parameters):
         self._step_supports_amp_scaling = True  # GradScaler leaves its verdict to step()
         self.__setstate__({})  # torch's hooks
         self._comm = meet(comm)
-        given = {"preset": preset, "period": period, "codec": codec}
-        self._section = {**{k: v for k, v in given.items() if v is not None}, **keys}
-        # Wrong values are told now, not at the first step. Some optimizer has to be in a file.
-        file = {"optimizer": {"type": "SGD"}, "sotto": {"outer": self._section}}
-        report = config_report(file, world_size=self._comm.size)
+        self._file = plain.file_of(hierarchy, preset=preset, period=period, codec=codec, **keys)
+        # Wrong values are told now, not at the first step.
+        report = config_report(self._file, world_size=self._comm.size)
         if not report["can_run"]:
             raise UnsupportedError("; ".join(report["reasons"]))
         self._refused = shards.needs_whole(report["outer"])
@@ -263,7 +263,7 @@ class Outer(Parameters):
             shards.check_unaveraged(self._comm, self._parts())
         tensors = [Tensor(name, group, p) for name, group, p in trained]
         params = [plain.OuterParam(t.master, t.name, t.copy) for t in tensors]
-        self._outer = plain.Outer(params, self._section, comm=self._comm)
+        self._outer = plain.Outer(params, self._file, comm=self._comm)
         self._tensors = tensors
         self._at = [local(t.p).data_ptr() for t in tensors]
         self._meshes = meshes_of(t.p for t in tensors)
