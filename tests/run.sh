@@ -6,23 +6,22 @@ set -euo pipefail
 
 # What runs under which sanitizer. Labels are the folders of tests/, cli, python (bindings/python), rust (bindings/rust) and julia (bindings/julia). Cases labelled no_sanitizer measure time or
 # start programs that are not ours.
-ASAN_LABELS='^(unit|conformance|ranks|cpp|faults|fuzz|cli|emulation/(cuda|nccl|simt)|kernels_emulated|cuda_device|cuda|nccl)$'
-TSAN_LABELS='^(unit|conformance|ranks|faults|emulation/(cuda|simt)|kernels_emulated)$'
+# What runs on the emulated GPU is for --gpu-emulation.
+ASAN_LABELS='^(unit|conformance|ranks|cpp|faults|fuzz|cli)$'
+TSAN_LABELS='^(unit|conformance|ranks|faults)$'
 GPU_LABELS='^(emulation/(cuda|nccl|simt)|kernels_emulated|cuda_device|cuda|nccl)$'
 # Not under sanitizers: more than 4 ranks, optimizers that differ from others in their arithmetic only, test parts that
 # combine two others or are part of another (inproc of ordered, async of device_memory), the smallest ring of shared memory,
 # overlaps on fewer than 3 ranks, the rendezvous of transports that have TCP's.
 # What is not even compiled there is listed in tests/CMakeLists.txt.
 COMMON_WITHOUT='_7$|_8$|_compat|_partly|_buckets|ordered_async|/inproc(_|$)|shm_small_ring|/Overlap(s|Steps|Codec)[.].*_[12]$|(Shm|Ucx)/TransportSuite[.](Join|SetUpExchange)'
-# On emulated devices one size of world, and of the steps that are given up one of each way to average; what repeats a training
-# very often is for the optimised build. Over UCX the transport's own cases, and collectives.
-GIVEN_UP_WITHOUT='GivenUp.*/(Int8|AdamW|Lamb|OneBitAdam|ZeroOneAdam|SgdNative)$'
+# Over UCX the transport's own cases, and collectives.
 UCX_WITHOUT='(Optimizer|Outer|Overlap|Codec|Reduce|Exchange|Unequal|TwoLevel)[A-Za-z]*[.].*/ucx(_|$)'
-# Two levels: over sockets, on a device of its own memory and on an emulated GPU; what is delayed or ordered is the plain parts'.
-LEVELS_WITHOUT='Hierarchy[A-Za-z]*[.].*/(async|ordered|mixed)$|(Optimizer|Outer|Overlap)Hierarchy[.].*/cuda$'
-ASAN_WITHOUT="$COMMON_WITHOUT|$UCX_WITHOUT|$GIVEN_UP_WITHOUT|$LEVELS_WITHOUT|/async(_|$)|EveryWaitOf|AnyCall|AnyExecution|GivenUp[.]WithMoreRanks|SameBits[.].*_[14]$|/all$|^nccl/ranks$"
+# Two levels: over sockets and on a device of its own memory; what is delayed or ordered is the plain parts'.
+LEVELS_WITHOUT='Hierarchy[A-Za-z]*[.].*/(async|ordered|mixed)$'
+ASAN_WITHOUT="$COMMON_WITHOUT|$UCX_WITHOUT|$LEVELS_WITHOUT|/async(_|$)"
 # Nor under ThreadSanitizer: cases of arithmetic or memory alone.
-TSAN_WITHOUT="$COMMON_WITHOUT|$LEVELS_WITHOUT|Hierarchy[A-Za-z]*[.].*/cuda$|CodecSizes|CodecBits|device_memory"
+TSAN_WITHOUT="$COMMON_WITHOUT|$UCX_WITHOUT|$LEVELS_WITHOUT|CodecSizes|CodecBits|device_memory"
 # ThreadSanitizer knows 8128 threads at most, and takes every emulated CUDA thread for one: four ranks are too
 # many, and three that use codecs beside many others.
 TSAN_GPU_WITHOUT='_4$|FourRanks|WithMoreRanks/(OneBit|Int8|OneBitAdam|OneBitLamb|ZeroOneAdam)$'
@@ -35,8 +34,7 @@ Installs what is missing, builds, runs all tests: optimised (preset dev), with A
 UndefinedBehaviorSanitizer (asan), and with ThreadSanitizer (tsan).
   --no-sanitizers  only the optimised build
   --sanitizers     all three (default)
-  --gpu-emulation  something else: all that runs on the emulated GPU and the fake NCCL, whole, under both
-                   sanitizers, of which the other runs have a selection
+  --gpu-emulation  something else: all that runs on the emulated GPU and the fake NCCL, under both sanitizers
   --label REGEX    only tests whose label matches: unit, conformance, ranks, cpp, faults, fuzz, abi, golden, cli,
                    emulation/async_device, emulation/cuda, emulation/nccl, emulation/simt, support,
                    kernels_emulated, cuda_device, cuda, nccl, lint, model, python, rust, julia, readme, report, scripts,

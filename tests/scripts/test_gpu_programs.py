@@ -6,6 +6,7 @@ test_gpu_programs.py SOTTO_RUN LIBSOTTO
 import contextlib
 import io
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -115,7 +116,10 @@ class TorchLoop(unittest.TestCase):
             self.assertEqual(run.stdout.count(f"{kind} on cpu: 40 steps"), 2, run.stdout)
 
     def test_the_time_limit_says_where_it_was(self):
-        run = self.loop("--seconds", "0.01")
+        for _ in range(3):  # a dump of threads that go on meanwhile may itself fall over
+            run = self.loop("--seconds", "0.01")
+            if run.returncode != 128 + signal.SIGSEGV:
+                break
         self.assertEqual(run.returncode, 1, run.stdout + run.stderr)
         self.assertIn("Timeout", run.stderr)
         self.assertIn("torch_loop.py", run.stderr)

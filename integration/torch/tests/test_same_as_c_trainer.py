@@ -80,4 +80,4 @@ def test_the_run_goes_on_alike(tmp_path, name):
     )
     for key in ("payload_bytes_sent", "payload_bytes_planned"):
         assert mine[key] == c[key], key
-    assert set(mine) >= set(c) - {"blas_kernels"}
+    assert set(mine) >= set(c) - {"blas_kernels", "payload_bytes_between_hosts"}
