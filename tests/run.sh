@@ -17,8 +17,9 @@ GPU_LABELS='^(emulation/(cuda|nccl|simt)|kernels_emulated|cuda_device|cuda|nccl)
 COMMON_WITHOUT='_7$|_8$|_compat|_partly|_buckets|ordered_async|/inproc(_|$)|shm_small_ring|/Overlap(s|Steps|Codec)[.].*_[12]$|(Shm|Ucx)/TransportSuite[.](Join|SetUpExchange)'
 # Over UCX the transport's own cases, and collectives.
 UCX_WITHOUT='(Optimizer|Outer|Overlap|Codec|Reduce|Exchange|Unequal|TwoLevel)[A-Za-z]*[.].*/ucx(_|$)'
-# Two levels: over sockets and on a device of its own memory; what is delayed or ordered is the plain parts'.
-LEVELS_WITHOUT='Hierarchy[A-Za-z]*[.].*/(async|ordered|mixed)$'
+# Two levels: over sockets and on a device of its own memory, on at most 4 ranks, overlaps over sockets alone; what is delayed
+# or ordered is the plain parts'.
+LEVELS_WITHOUT='Hierarchy[A-Za-z]*[.].*/(async|ordered|mixed)$|OverlapHierarchy[.].*/device_memory$|OnHosts[.].*_......$'
 ASAN_WITHOUT="$COMMON_WITHOUT|$UCX_WITHOUT|$LEVELS_WITHOUT|/async(_|$)"
 # Nor under ThreadSanitizer: cases of arithmetic or memory alone.
 TSAN_WITHOUT="$COMMON_WITHOUT|$UCX_WITHOUT|$LEVELS_WITHOUT|CodecSizes|CodecBits|device_memory"
