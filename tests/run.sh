@@ -21,8 +21,8 @@ UCX_WITHOUT='(Optimizer|Outer|Overlap|Codec|Reduce|Exchange|Unequal|TwoLevel)[A-
 # or ordered is the plain parts'.
 LEVELS_WITHOUT='Hierarchy[A-Za-z]*[.].*/(async|ordered|mixed)$|OverlapHierarchy[.].*/device_memory$|OnHosts[.].*_......$'
 ASAN_WITHOUT="$COMMON_WITHOUT|$UCX_WITHOUT|$LEVELS_WITHOUT|/async(_|$)"
-# Nor under ThreadSanitizer: cases of arithmetic or memory alone.
-TSAN_WITHOUT="$COMMON_WITHOUT|$UCX_WITHOUT|$LEVELS_WITHOUT|CodecSizes|CodecBits|device_memory"
+# Nor under ThreadSanitizer: cases of arithmetic or memory alone, and what repeats overlaps and levels for minutes.
+TSAN_WITHOUT="$COMMON_WITHOUT|$UCX_WITHOUT|$LEVELS_WITHOUT|OverlapHierarchy[.]HasTheBits|TwoLevels[.].*_5$|CodecSizes|CodecBits|device_memory"
 # ThreadSanitizer knows 8128 threads at most, and takes every emulated CUDA thread for one: four ranks are too
 # many, and three that use codecs beside many others.
 TSAN_GPU_WITHOUT='_4$|FourRanks|WithMoreRanks/(OneBit|Int8|OneBitAdam|OneBitLamb|ZeroOneAdam)$'
