@@ -10,6 +10,7 @@
 #include "core/codec/codec.h"
 #include "core/state/optim_state.h"
 #include "tests/support/core_ranks.h"
+#include "tests/support/random_bits.h"
 
 namespace sotto::test {
 namespace {
@@ -40,7 +41,7 @@ struct Rank {
     Rank r;
     SOTTO_ASSIGN(r.codec,
                  Codec::create(comm, json, {kElements - 7, 7}, {Dtype::kF32, Dtype::kF32}));
-    r.random.seed(static_cast<uint32_t>(comm->rank()) + 3);
+    r.random = RandomBits(static_cast<uint32_t>(comm->rank()) + 3);
     return r;
   }
   void fill() {
@@ -55,7 +56,7 @@ struct Rank {
 
   std::shared_ptr<Codec> codec;
   std::vector<float> x = std::vector<float>(kElements), y = std::vector<float>(kElements, 42);
-  std::mt19937 random;
+  RandomBits random;
 };
 
 std::string bytes_of(const std::vector<float>& v) {

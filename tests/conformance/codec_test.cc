@@ -18,6 +18,7 @@
 #include "core/state/optim_state.h"
 #include "tests/emulation/async_device/async_device.h"
 #include "tests/support/core_ranks.h"
+#include "tests/support/random_bits.h"
 
 namespace sotto::test {
 namespace {
@@ -56,7 +57,7 @@ struct Tensors {
       out.push_back(y[t].data());
     }
   }
-  void fill(std::mt19937* random) {
+  void fill(RandomBits* random) {
     std::normal_distribution<float> normal;
     for (auto& tensor : x) {
       for (float& v : tensor) v = normal(*random);
@@ -117,7 +118,7 @@ Status telescopes(const std::shared_ptr<Comm>& comm, const std::string& json,
                   const std::vector<uint64_t>& counts, int calls) {
   SOTTO_ASSIGN(const std::shared_ptr<Codec> codec, make_codec(comm, json, counts));
   Tensors t(counts);
-  std::mt19937 random(static_cast<uint32_t>(comm->rank()) + 1);
+  RandomBits random(static_cast<uint32_t>(comm->rank()) + 1);
   std::vector<double> want, got;
   for (int call = 0; call < calls; ++call) {
     t.fill(&random);
@@ -190,7 +191,7 @@ Result<std::string> fingerprint(WorldOptions world, const std::string& json) {
   const Status ran = run_world(world, [&](const std::shared_ptr<Comm>& comm) -> Status {
     SOTTO_ASSIGN(const std::shared_ptr<Codec> codec, make_codec(comm, json, counts));
     Tensors t(counts);
-    std::mt19937 random(static_cast<uint32_t>(comm->rank()) + 1);
+    RandomBits random(static_cast<uint32_t>(comm->rank()) + 1);
     std::string all;
     for (int call = 0; call < 3; ++call) {
       t.fill(&random);
@@ -240,7 +241,7 @@ TEST(CodecBits, WithoutResidualCallsAreIndependentAndWithinTheBound) {
         for (const auto& [json, step] : kWithoutResidual) {
           SOTTO_ASSIGN(const std::shared_ptr<Codec> codec, make_codec(comm, json, {3001}));
           Tensors t({3001});
-          std::mt19937 random(static_cast<uint32_t>(comm->rank()) + 1);
+          RandomBits random(static_cast<uint32_t>(comm->rank()) + 1);
           t.fill(&random);
           SOTTO_TRY(reduce(*codec, t));
           const std::vector<float> first = t.y[0];
@@ -315,7 +316,7 @@ TEST_P(CodecTest, NonfiniteInputChangesNothingAnywhere) {
         for (const std::string& json : kWithResidual) {
           SOTTO_ASSIGN(const std::shared_ptr<Codec> codec, make_codec(comm, json, {n}));
           Tensors t({n});
-          std::mt19937 random(static_cast<uint32_t>(comm->rank()) + 7);
+          RandomBits random(static_cast<uint32_t>(comm->rank()) + 7);
           t.fill(&random);
           SOTTO_TRY(reduce(*codec, t));
           for (const uint64_t at : {uint64_t{0}, n / 2, n - 1}) {
@@ -352,7 +353,7 @@ TEST_P(CodecTest, SumsThatOverflowResetTheServers) {
         const std::string json = kWithResidual[0];
         SOTTO_ASSIGN(const std::shared_ptr<Codec> codec, make_codec(comm, json, {20000}));
         Tensors t({20000});
-        std::mt19937 random(static_cast<uint32_t>(comm->rank()) + 7);
+        RandomBits random(static_cast<uint32_t>(comm->rank()) + 7);
         t.fill(&random);
         SOTTO_TRY(reduce(*codec, t));
         SOTTO_ASSIGN(Codec::Snapshot s, codec->snapshot());
@@ -410,7 +411,7 @@ TEST(CodecState, ContinuesBitForBitAndRefusesWhatDoesNotFit) {
           SOTTO_ASSIGN(const std::shared_ptr<Codec> one, make_codec(comm, json, {9001, 5}));
           SOTTO_ASSIGN(const std::shared_ptr<Codec> two, make_codec(comm, json, {9001, 5}));
           Tensors a({9001, 5}), b({9001, 5});
-          std::mt19937 random(static_cast<uint32_t>(comm->rank()) + 7);
+          RandomBits random(static_cast<uint32_t>(comm->rank()) + 7);
           for (int call = 0; call < 2; ++call) {
             a.fill(&random);
             SOTTO_TRY(reduce(*one, a));
@@ -448,7 +449,7 @@ TEST(CodecState, TheMeanRestoresOnAnotherWorldSize) {
           SOTTO_ASSIGN(const std::shared_ptr<Codec> codec,
                        make_codec(comm, kWithResidual[0], counts));
           Tensors t(counts);
-          std::mt19937 random(static_cast<uint32_t>(comm->rank()) + 7);
+          RandomBits random(static_cast<uint32_t>(comm->rank()) + 7);
           t.fill(&random);
           SOTTO_TRY(reduce(*codec, t));
           SOTTO_ASSIGN(const std::vector<std::byte> mine, export_state(*codec, StateMode::kMean));
@@ -559,7 +560,7 @@ TEST(CodecOverlap, EarlierBucketsArriveBeforeTheLastIsEncoded) {
                      R"({"type": "onebit", "granularity": "bucket", "bucket_elements": 16384})",
                      {n}));
       Tensors t({n});
-      std::mt19937 random(static_cast<uint32_t>(comm->rank()) + 7);
+      RandomBits random(static_cast<uint32_t>(comm->rank()) + 7);
       t.fill(&random);
       SOTTO_ASSIGN(const OpRef op, codec->all_reduce(t.in, t.out, {}));
       // Four sections, twice, each a chunk of 8192 bits from one peer. On a transport that matches

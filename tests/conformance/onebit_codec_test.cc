@@ -8,6 +8,7 @@
 
 #include "core/codec/codec.h"
 #include "tests/support/core_ranks.h"
+#include "tests/support/random_bits.h"
 
 namespace sotto::test {
 namespace {
@@ -137,7 +138,7 @@ Status telescoping(const std::shared_ptr<Comm>& comm, const char* json,
                    const std::vector<uint64_t>& counts) {
   SOTTO_ASSIGN(const std::shared_ptr<Codec> codec,
                Codec::create(comm, json, counts, std::vector<Dtype>(counts.size(), Dtype::kF32)));
-  std::mt19937 random(static_cast<uint32_t>(comm->rank()) + 1);
+  RandomBits random(static_cast<uint32_t>(comm->rank()) + 1);
   std::normal_distribution<float> normal;
   std::vector<std::vector<float>> x, y;
   std::vector<void*> in, out;

@@ -9,6 +9,8 @@
 #include "core/optim/optimizer.h"
 #include "core/state/optim_state.h"
 #include "tests/support/core_ranks.h"
+#include "tests/support/random_bits.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/small_model.h"
 
 namespace sotto::test {
@@ -26,7 +28,7 @@ struct Model : SmallModel {
   using SmallModel::SmallModel;
   // Values of the 16-bit type `rounded`, times `scale`.
   void gradients(uint64_t step, Dtype rounded, float scale = 1) {
-    std::mt19937 random(static_cast<uint32_t>(step * 16 + static_cast<uint64_t>(rank)));
+    RandomBits random(static_cast<uint32_t>(step * 16 + static_cast<uint64_t>(rank)));
     std::normal_distribution<float> normal;
     for (uint64_t i = 0; i < kElements; ++i) {
       half[i] = half_of(rounded,
@@ -53,6 +55,7 @@ TEST_P(OptimizerHalf, SameAsFloatGradientsOfTheSameValues) {
          {std::pair(Dtype::kF16, 2), {Dtype::kBF16, 2}, {Dtype::kF16, 1}, {Dtype::kBF16, 1}}) {
       const Dtype type = pair.first;
       const int size = pair.second;
+      if (kSanitized && size == 1) continue;
       const Status status =
           run_world(world_of(GetParam(), size), [&](const std::shared_ptr<Comm>& comm) -> Status {
             Model a(comm->rank()), b(comm->rank());

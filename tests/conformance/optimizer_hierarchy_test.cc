@@ -12,6 +12,7 @@
 #include "core/overlap/overlap.h"
 #include "core/state/optim_state.h"
 #include "tests/support/core_ranks.h"
+#include "tests/support/random_bits.h"
 #include "tests/support/small_model.h"
 
 namespace sotto::test {
@@ -42,7 +43,7 @@ std::string config(const char* optimizer, const char* hierarchy, const std::stri
 struct Model : SmallModel {
   using SmallModel::SmallModel;
   void gradients(uint64_t step) {
-    std::mt19937 random(static_cast<uint32_t>(step * 16 + static_cast<uint64_t>(rank)));
+    RandomBits random(static_cast<uint32_t>(step * 16 + static_cast<uint64_t>(rank)));
     std::normal_distribution<float> normal(0, 0.3f);
     for (float& value : g) value = normal(random);
   }

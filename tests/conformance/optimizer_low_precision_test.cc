@@ -9,6 +9,7 @@
 #include "core/optim/optimizer.h"
 #include "core/state/optim_state.h"
 #include "tests/support/core_ranks.h"
+#include "tests/support/random_bits.h"
 #include "tests/support/small_model.h"
 
 namespace sotto::test {
@@ -27,7 +28,7 @@ struct Model : SmallModel {
   }
   // bfloat16 values. common: the same on all ranks.
   void gradients(uint64_t step, bool common = false, float scale = 1) {
-    std::mt19937 random(static_cast<uint32_t>(step * 16) + (common ? 0 : 1 + rank));
+    RandomBits random(static_cast<uint32_t>(step * 16) + (common ? 0 : 1 + rank));
     std::normal_distribution<float> normal;
     for (size_t i = 0; i < g.size(); ++i) {
       const float size = std::exp2(-static_cast<float>(i % 12));

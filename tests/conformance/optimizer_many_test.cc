@@ -56,7 +56,7 @@ TEST(OptimizerMany, TimeIsLinear) {
   struct Case {
     const char* optimizer;
     const char* sotto;
-    uint64_t few = 10'000;
+    uint64_t few = 3'000;
   };
   // LAMB's types have steps of every tensor, so their plans are larger.
   for (const Case& c :
@@ -65,19 +65,20 @@ TEST(OptimizerMany, TimeIsLinear) {
              R"("chunk_align": 8, )"},
         Case{R"({"type": "ZeroOneAdam", "params": {"lr": 0.01, "var_freeze_step": 2}})",
              R"("chunk_align": 8, )"},
-        Case{R"({"type": "Lamb", "params": {"lr": 0.01}})", "", 4'000},
+        Case{R"({"type": "Lamb", "params": {"lr": 0.01}})", "", 1'500},
         Case{R"({"type": "OneBitLamb", "params": {"lr": 0.01, "freeze_step": 3}})",
-             R"("chunk_align": 8, )", 4'000}}) {
+             R"("chunk_align": 8, )", 1'500}}) {
     const double few = seconds_of(c.few, c.optimizer, c.sotto);
     const double many = seconds_of(8 * c.few, c.optimizer, c.sotto);
     std::printf("%s: %.2f s for %" PRIu64 " tensors, %.2f s for 8 times as many\n", c.optimizer,
                 few, c.few, many);
-    EXPECT_LT(many, 24 * few + 1);  // 64 times if it were the square
+    EXPECT_LT(many, 24 * few + 0.5);  // 64 times if it were the square
   }
 }
 
 // 0/1 Adam's numbers of groups from a checkpoint.
 TEST(OptimizerMany, ImportOfArraysIsLinear) {
+  if (kSanitized) GTEST_SKIP() << "times mean nothing under a sanitizer";
   const auto seconds = [](uint64_t n) {
     const double start = seconds_used();
     const Status status =
@@ -113,9 +114,9 @@ TEST(OptimizerMany, ImportOfArraysIsLinear) {
     EXPECT_TRUE(status.ok()) << status.text();
     return seconds_used() - start;
   };
-  const double few = seconds(5'000), many = seconds(40'000);
-  std::printf("%.2f s for 5 000 groups, %.2f s for 40 000\n", few, many);
-  EXPECT_LT(many, 24 * few + 1);
+  const double few = seconds(2'000), many = seconds(16'000);
+  std::printf("%.2f s for 2 000 groups, %.2f s for 16 000\n", few, many);
+  EXPECT_LT(many, 24 * few + 0.5);
 }
 
 TEST(OptimizerMany, AGroupNeedsItsParameter) {

@@ -13,6 +13,7 @@
 #include "core/plan/layout.h"
 #include "core/state/optim_state.h"
 #include "tests/support/core_ranks.h"
+#include "tests/support/random_bits.h"
 #include "tests/support/small_model.h"
 
 namespace sotto::test {
@@ -61,7 +62,7 @@ const std::string kOnebitJson = json_of(kLamb);
 struct Model : SmallModel {
   using SmallModel::SmallModel;
   void gradients(uint64_t step) {
-    std::mt19937 random(static_cast<uint32_t>(step * 16 + static_cast<uint64_t>(rank)));
+    RandomBits random(static_cast<uint32_t>(step * 16 + static_cast<uint64_t>(rank)));
     std::normal_distribution<float> normal;
     for (size_t i = 0; i < g.size(); ++i)
       g[i] = 0.1f * p[i] + 0.05f * normal(random) * (1 + static_cast<float>(i % 5));

@@ -15,10 +15,10 @@
 namespace sotto::test {
 namespace {
 
-const std::vector<uint64_t> kCounts{70'001, 5, 0, 9'000, 33'333, 1, 12'345, 40'000};
+const std::vector<uint64_t> kCounts{20'001, 5, 0, 3'000, 9'333, 1, 4'345, 12'000};
 
 std::string with_codec(const std::string& codec) {
-  return R"({"first_bucket_bytes": 100, "bucket_bytes": 150000, "codec": )" + codec + "}";
+  return R"({"first_bucket_bytes": 100, "bucket_bytes": 45000, "codec": )" + codec + "}";
 }
 
 class OverlapCodec : public OverlapWorlds {};
@@ -77,7 +77,7 @@ void round_of(OverlapModel& model, const Values& mine, uint64_t seed) {
 const char* const kCodecs[] = {
     R"({"type": "onebit", "granularity": "flat"})",
     R"({"type": "onebit", "granularity": "tensor", "scale": "l1"})",
-    R"({"type": "onebit", "granularity": "bucket", "bucket_elements": 16384})",
+    R"({"type": "onebit", "granularity": "bucket", "bucket_elements": 8192})",
     R"({"type": "int8"})",
     R"({"type": "int4", "block": 32})",
     R"({"type": "bf16"})",
@@ -148,7 +148,7 @@ TEST_P(OverlapCodec, KeepsErrorFeedbackIfARoundDoesNotEndWell) {
         // The last bucket has gradient 0.
         Values bad = model.values(comm->rank(), 100 + round);
         const float nan = std::numeric_limits<float>::quiet_NaN();
-        if (comm->rank() == last && round != 2) std::memcpy(&bad[0][4 * 69'000], &nan, 4);
+        if (comm->rank() == last && round != 2) std::memcpy(&bad[0][4 * 19'000], &nan, 4);
         const OpRef op = model.begin();
         for (uint64_t t = model.size(); t-- > 0;) model.ready(bad, {&t, 1});
         const bool withdraws = comm->rank() == 0 && round >= 2;
@@ -241,7 +241,7 @@ TEST_P(OverlapCodec, MovesErrorFeedbackToTheObservedOrder) {
   if (std::get<1>(GetParam()) == 1) return;  // nothing is compressed
   run([](const std::shared_ptr<Comm>& comm) {
     for (const char* codec : {kCodecs[0], kCodecs[3], kCodecs[5], kCodecs[7]}) {
-      const std::string json = R"({"first_bucket_bytes": 100, "bucket_bytes": 150000, )"
+      const std::string json = R"({"first_bucket_bytes": 100, "bucket_bytes": 45000, )"
                                R"("order": "observed", "codec": )" +
                                std::string(codec) + "}";
       OverlapModel model(comm, json, OverlapModel::floats(kCounts));
@@ -326,7 +326,7 @@ TEST_P(OverlapHierarchy, KeepsWhatIsLeftOver) {
   run_on_hosts("flat", [](const std::shared_ptr<Comm>& comm) {
     for (const char* hierarchy : {"sharded", "leader"}) {
       const std::string codec = in_levels(kCodecs[3], hierarchy);
-      const std::string json = R"({"first_bucket_bytes": 100, "bucket_bytes": 150000, )"
+      const std::string json = R"({"first_bucket_bytes": 100, "bucket_bytes": 45000, )"
                                R"("order": "observed", "codec": )" +
                                codec + "}";
       OverlapModel model(comm, json, OverlapModel::floats(kCounts));

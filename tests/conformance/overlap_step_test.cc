@@ -14,6 +14,7 @@
 #include "core/state/optim_state.h"
 #include "tests/conformance/overlap_worlds.h"
 #include "tests/support/overlap_model.h"
+#include "tests/support/random_bits.h"
 #include "tests/support/small_model.h"
 
 namespace sotto::test {
@@ -36,7 +37,7 @@ struct Trained {
   }
 
   void gradients(uint64_t step) {
-    std::mt19937 random(static_cast<uint32_t>(step * 16) + static_cast<uint32_t>(model.rank));
+    RandomBits random(static_cast<uint32_t>(step * 16) + static_cast<uint32_t>(model.rank));
     std::normal_distribution<float> value(0, 0.3f);
     for (size_t i = 0; i < model.g.size(); ++i) {
       model.g[i] = value(random);

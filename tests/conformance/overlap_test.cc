@@ -16,9 +16,8 @@
 namespace sotto::test {
 namespace {
 
-const std::string kSmall = R"({"first_bucket_bytes": 100, "bucket_bytes": 150000})";
-const std::string kZero =
-    R"({"first_bucket_bytes": 100, "bucket_bytes": 150000, "unused": "zero"})";
+const std::string kSmall = R"({"first_bucket_bytes": 100, "bucket_bytes": 45000})";
+const std::string kZero = R"({"first_bucket_bytes": 100, "bucket_bytes": 45000, "unused": "zero"})";
 
 std::vector<uint64_t> shuffled(size_t n, uint32_t seed) {
   std::vector<uint64_t> order(n);
@@ -132,7 +131,7 @@ TEST_P(Overlaps, AreMarkedByManyThreads) {
 TEST_P(Overlaps, UseTheOrderOfRank0) {
   run([](const std::shared_ptr<Comm>& comm) {
     const std::string json =
-        R"({"first_bucket_bytes": 100, "bucket_bytes": 150000, "order": "observed"})";
+        R"({"first_bucket_bytes": 100, "bucket_bytes": 45000, "order": "observed"})";
     OverlapModel model(comm, json, OverlapModel::mixed_shapes());
     const auto order_of = [](int32_t rank, uint64_t round) {
       return shuffled(9, static_cast<uint32_t>(31 * round) + static_cast<uint32_t>(rank));
@@ -277,7 +276,7 @@ TEST_P(Overlaps, EndOnAllRanksWhenOneWithdraws) {
 // Collectives of the caller go on meanwhile, with results of both to the bit.
 TEST_P(Overlaps, CollectivesGoOnBesideThem) {
   run([](const std::shared_ptr<Comm>& comm) {
-    OverlapModel model(comm, kSmall, OverlapModel::floats({5, 70'000, 1, 9'000, 200'003}));
+    OverlapModel model(comm, kSmall, OverlapModel::floats({5, 20'000, 1, 3'000, 60'003}));
     for (uint64_t round = 0; round < 3; ++round) {
       const Values mine = model.values(comm->rank(), round);
       const Values wanted = model.all_reduced(mine, ReduceOp::kMean);

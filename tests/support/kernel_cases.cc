@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <random>
 
 #include "core/base/bits.h"
 #include "tests/support/access_check.h"

@@ -6,13 +6,13 @@
 
 #include <cstdint>
 #include <cstring>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "core/cpu/cpu_device.h"
 #include "core/kernels/pieces.h"
 #include "core/kernels/registry.h"
+#include "tests/support/random_bits.h"
 #include "tests/support/sanitized.h"
 
 namespace sotto::test {
@@ -163,7 +163,7 @@ Layout make_layout(const std::vector<uint64_t>& sizes, uint64_t world, uint64_t 
 // tensors at odd places.
 std::vector<Layout> all_layouts();
 // Whole norm blocks and a rest.
-inline constexpr uint64_t kLarge = kSanitized ? 20003 : 100003;
+inline constexpr uint64_t kLarge = kSanitized ? 20003 : 50003;
 
 // Random data, the same for the same seed.
 class Random {
@@ -183,7 +183,7 @@ class Random {
   std::vector<std::vector<float>> tensors(const std::vector<uint64_t>& sizes, float sigma = 1.0f);
 
  private:
-  std::mt19937 engine_;
+  RandomBits engine_;
 };
 
 // A message area of `world` messages with the scales given, flags 0. scales[r][instance].
