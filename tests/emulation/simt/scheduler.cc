@@ -10,8 +10,8 @@
 #include <cstring>
 #include <new>
 
-constinit thread_local uint3 threadIdx{}, blockIdx{};
-constinit thread_local dim3 blockDim{}, gridDim{};
+constinit thread_local SIMT_TLS uint3 threadIdx{}, blockIdx{};
+constinit thread_local SIMT_TLS dim3 blockDim{}, gridDim{};
 
 namespace simt {
 namespace {
@@ -21,7 +21,7 @@ constexpr uint64_t kUnreadable = 0xdeadbeefdeadbeefull;
 // Lanes of one warp that run on end in random order before another warp may.
 constexpr int kBurst = 64;
 
-thread_local Scheduler* current = nullptr;
+constinit thread_local SIMT_TLS Scheduler* current = nullptr;
 std::atomic<uint64_t> came_to_collectives{0};
 
 struct TlsBlock {
@@ -121,13 +121,22 @@ void Scheduler::stuck() const {
   misuse(text);
 }
 
-void Scheduler::leave(bool dies) { running_->context.switch_to(main_, dies); }
+// In natural order straight to the next lane of the warp.
+void Scheduler::leave(bool dies) {
+  Thread& left = *running_;
+  const uint32_t warp = left.index / kWarp, ready = warps_[warp].ready;
+  if (shuffled_ || ready == 0) {
+    left.context.switch_to(main_, dies);
+  } else {
+    left.context.switch_to(begin(*threads_[warp * kWarp + pick_lane(ready)]), dies);
+  }
+}
 
 void Scheduler::thread_main() {
   acquire_edge(&current->started_);
   (*current->body_)();
   release_edge(&current->joined_);
-  current->running_->state = State::kDone;
+  current->ended(*current->running_);
   current->leave(true);
   std::abort();
 }
@@ -174,6 +183,7 @@ void Scheduler::release_barrier() {
 
 uint64_t Scheduler::collective(Collective kind, uint32_t mask, uint64_t value, uint32_t source,
                                const Location& at) {
+  ++collectives_;
   Thread& t = *running_;
   const uint32_t me = 1u << (t.index % kWarp);
   t.at = at;
@@ -265,6 +275,8 @@ void Scheduler::run_block(const Grid& grid, uint3 index, const void* code,
   }
   acquire_edge(&joined_);
   current = nullptr;
+  came_to_collectives.fetch_add(collectives_, std::memory_order_relaxed);
+  collectives_ = 0;
 }
 
 uint32_t Scheduler::pick_lane(uint32_t ready) {
@@ -279,24 +291,24 @@ uint32_t Scheduler::pick_lane(uint32_t ready) {
 bool Scheduler::run_warp(uint32_t index) {
   bool progress = false;
   for (int n = 0; warps_[index].ready != 0 && !(shuffled_ && n == kBurst); ++n) {
-    resume(*threads_[index * kWarp + pick_lane(warps_[index].ready)]);
+    main_.switch_to(begin(*threads_[index * kWarp + pick_lane(warps_[index].ready)]), false);
     progress = true;
   }
   return progress;
 }
 
-void Scheduler::resume(Thread& t) {
+// Makes `t` the running thread. Returns what to switch to.
+Context& Scheduler::begin(Thread& t) {
   if (t.state == State::kFresh) t.context.arm(&thread_main, t.index * 320 % 4096);
   t.state = State::kReady;
   running_ = &t;
   threadIdx = t.position;
-  main_.switch_to(t.context, false);
-  running_ = nullptr;
-  if (t.state == State::kDone) ended(t);
+  return t.context;
 }
 
 // Who has ended counts no more at barriers and in masks, so that others may go on.
 void Scheduler::ended(Thread& t) {
+  t.state = State::kDone;
   Warp& warp = warps_[t.index / kWarp];
   const uint32_t lane = t.index % kWarp;
   warp.ready &= ~(1u << lane);
@@ -329,7 +341,6 @@ int block_barrier(BarrierResult kind, bool predicate, const Location& at) {
 uint64_t collectives() { return came_to_collectives.load(std::memory_order_relaxed); }
 uint64_t warp_collective(Collective kind, uint32_t mask, uint64_t value, uint32_t source,
                          const Location& at) {
-  came_to_collectives.fetch_add(1, std::memory_order_relaxed);
   return running().collective(kind, mask, value, source, at);
 }
 uint32_t lane_index() { return running().lane(); }

@@ -77,7 +77,7 @@ class Scheduler {
   void start_block(uint32_t threads);
   bool run_warp(uint32_t index);
   uint32_t pick_lane(uint32_t ready);
-  void resume(Thread& thread);
+  Context& begin(Thread& thread);
   void ended(Thread& thread);
   void release_barrier();
   bool complete(const Thread& asking);
@@ -95,6 +95,7 @@ class Scheduler {
   GuardedMemory dynamic_memory_;
   void* dynamic_ = nullptr;
   bool shuffled_ = false;
+  uint64_t collectives_ = 0;  // of the running block
   std::mt19937 random_;
   char started_ = 0, joined_ = 0, at_block_ = 0;  // addresses for edges
 };
