@@ -146,9 +146,9 @@ announce() {
   if [ "$gpu_emulation" = yes ]; then
     say "Two builds (asan, tsan): more than an hour on 2 cores the first time."
   elif [ "$sanitizers" = yes ]; then
-    say "Three builds (dev, asan, tsan): about 50 minutes on 2 cores the first time, less with a warm compiler cache."
+    say "Three builds (dev, asan, tsan): one to two hours on 2 cores the first time, about an hour with a warm compiler cache."
   else
-    say "One build (dev): about 30 minutes on 2 cores the first time."
+    say "One build (dev): 40 to 60 minutes on 2 cores the first time."
   fi
 }
 

@@ -10,8 +10,8 @@
 #include <cstring>
 #include <new>
 
-constinit thread_local SIMT_TLS uint3 threadIdx{}, blockIdx{};
-constinit thread_local SIMT_TLS dim3 blockDim{}, gridDim{};
+constinit thread_local uint3 threadIdx{}, blockIdx{};
+constinit thread_local dim3 blockDim{}, gridDim{};
 
 namespace simt {
 namespace {
@@ -21,7 +21,7 @@ constexpr uint64_t kUnreadable = 0xdeadbeefdeadbeefull;
 // Lanes of one warp that run on end in random order before another warp may.
 constexpr int kBurst = 64;
 
-constinit thread_local SIMT_TLS Scheduler* current = nullptr;
+thread_local Scheduler* current = nullptr;
 std::atomic<uint64_t> came_to_collectives{0};
 
 struct TlsBlock {

@@ -23,12 +23,10 @@
 #include <functional>
 
 #define SIMT_API __attribute__((visibility("default")))
-// Thread-local without a call, also for what is loaded late: few bytes.
-#define SIMT_TLS __attribute__((tls_model("initial-exec")))
 
 // Variables, since macros of these names would meet cudaLaunchConfig_t::gridDim.
-extern constinit thread_local SIMT_API SIMT_TLS uint3 threadIdx, blockIdx;
-extern constinit thread_local SIMT_API SIMT_TLS dim3 blockDim, gridDim;
+extern constinit thread_local SIMT_API uint3 threadIdx, blockIdx;
+extern constinit thread_local SIMT_API dim3 blockDim, gridDim;
 
 namespace simt {
 
