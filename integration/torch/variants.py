@@ -116,8 +116,9 @@ class SottoEngine:
         losses, calls_ns = [], 0
         kernels = self.comm.counters().kernel_ns
         for batch in batches:
-            loss = self.engine(*batch)
-            self.engine.backward(loss)
+            with self.comm.span("forward and backward"):
+                loss = self.engine(*batch)
+                self.engine.backward(loss)
             losses.append(loss.item())
             start = time.monotonic_ns()
             self.engine.step()

@@ -1,6 +1,7 @@
 """Collectives on two and four ranks, against numpy."""
 
 import array
+import json
 import math
 
 import numpy as np
@@ -495,3 +496,40 @@ def test_an_error_that_nobody_has_heard_of_is_raised_by_close():
         assert comm.closed
 
     thread_ranks(2, body)
+
+
+def test_spans_are_in_the_time_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOTTO_TRACE", str(tmp_path / "run"))
+    comm = sotto.create_comm(rank=0, world_size=1)
+    part = comm.split(0)
+    with comm.span("forward é"):
+        with part.span("layer"):
+            comm.all_reduce(values(0)).wait()
+    with pytest.raises(ZeroDivisionError), comm.span("a block that raises"):
+        _ = 1 // 0
+    part.close()
+    with pytest.raises(sotto.InvalidStateError, match="this comm is closed"), part.span("late"):
+        pytest.fail("the block has run")
+    comm.close()
+    with open(tmp_path / "run.rank0.json", encoding="utf-8") as file:
+        events = json.load(file)
+    spans = {event["name"]: event for event in events if event.get("ph") == "X"}
+    forward, layer = spans["forward é"], spans["layer"]
+    assert "a block that raises" in spans
+    assert "late" not in spans
+    # The inner block lies in the outer one, and the operation's kernels on the same clock in both.
+    assert forward["ts"] <= layer["ts"]
+    assert layer["ts"] + layer["dur"] <= forward["ts"] + forward["dur"]
+    assert forward["tid"] == layer["tid"]
+
+
+def test_a_span_needs_the_context(monkeypatch):
+    monkeypatch.delenv("SOTTO_TRACE", raising=False)
+    unique_id = sotto.UniqueId()
+    comm = sotto.create_comm(unique_id=unique_id, rank=0, world_size=1)
+    with comm.span("without SOTTO_TRACE"):
+        pass
+    unique_id.close()
+    with pytest.raises(sotto.InvalidStateError, match="this unique id is closed"), comm.span("x"):
+        pytest.fail("the block has run")
+    comm.close()

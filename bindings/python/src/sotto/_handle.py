@@ -102,3 +102,20 @@ class HandleOwner:
         warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
         if self._idle() and not getattr(inside_callback, "active", False):
             getattr(self._lib.functions, self._destroy)(self._value)
+
+
+class SharedHandle:
+    """A handle that several objects keep, which the last one destroys by letting go of it.
+
+    Its function must not wait. Threads: any.
+    """
+
+    def __init__(self, lib: Library, handle: c.c_void_p, destroy: str) -> None:
+        self._lib = lib
+        self._handle = handle
+        self._destroy = destroy
+        self._pid = os.getpid()
+
+    def __del__(self) -> None:
+        if sys is not None and not sys.is_finalizing() and self._pid == os.getpid():
+            getattr(self._lib.functions, self._destroy)(self._handle)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from . import _abi as abi
-from ._handle import HandleOwner
+from ._handle import HandleOwner, SharedHandle
 from ._lib import Library, interruptible, library, microseconds
 from .comm import Comm
 from .errors import InvalidArgumentError, InvalidStateError
@@ -179,12 +179,17 @@ def create_comm(
             )
         struct = abi.UniqueId.from_buffer_copy(text)
         config.id = c.pointer(struct)
-        shared = unique_id._handle if isinstance(unique_id, UniqueId) else None
-    context = shared or _create_context(
-        lib, cpu_threads, max_ops, SOTTO_RENDEZVOUS=address, SOTTO_LISTEN=listen
-    )
+        shared = unique_id if isinstance(unique_id, UniqueId) else None
+    context: UniqueId | SharedHandle
+    if shared is None:
+        made = _create_context(
+            lib, cpu_threads, max_ops, SOTTO_RENDEZVOUS=address, SOTTO_LISTEN=listen
+        )
+        context = SharedHandle(lib, made, "sotto_context_destroy")
+    else:
+        context = shared
     try:
-        return _create(lib, context, config, all_gather, own_context=shared is None)
+        return _create(lib, context, config, all_gather)
     except KeyboardInterrupt:
         if isinstance(unique_id, UniqueId):
             unique_id._value = None  # the call that goes on without us still needs it
@@ -193,24 +198,18 @@ def create_comm(
 
 def _create(
     lib: Library,
-    context: c.c_void_p,
+    context: UniqueId | SharedHandle,
     config: abi.CommConfig,
     all_gather: AllGather | None,
-    *,
-    own_context: bool,
 ) -> Comm:
     out = c.c_void_p()
 
     def work() -> None:
-        try:
-            lib.call("sotto_comm_create", context, c.byref(config), c.byref(out))
-        finally:
-            if own_context:  # the comm keeps it working
-                lib.call("sotto_context_destroy", context)
+        lib.call("sotto_comm_create", context._handle, c.byref(config), c.byref(out))
 
     if all_gather is None:
         interruptible(work, lambda: lib.functions.sotto_comm_destroy(out))
-        return Comm(lib, out)
+        return Comm(lib, out, context)
     failure: list[BaseException] = []
     callback = _all_gather_callback(all_gather, failure)
     config.all_gather = callback
@@ -220,4 +219,4 @@ def _create(
         if failure:
             raise failure[0] from None
         raise
-    return Comm(lib, out)
+    return Comm(lib, out, context)
