@@ -502,9 +502,8 @@ def test_spans_are_in_the_time_line(tmp_path, monkeypatch):
     monkeypatch.setenv("SOTTO_TRACE", str(tmp_path / "run"))
     comm = sotto.create_comm(rank=0, world_size=1)
     part = comm.split(0)
-    with comm.span("forward é"):
-        with part.span("layer"):
-            comm.all_reduce(values(0)).wait()
+    with comm.span("forward é"), part.span("layer"):
+        comm.all_reduce(values(0)).wait()
     with pytest.raises(ZeroDivisionError), comm.span("a block that raises"):
         _ = 1 // 0
     part.close()
@@ -517,7 +516,6 @@ def test_spans_are_in_the_time_line(tmp_path, monkeypatch):
     forward, layer = spans["forward é"], spans["layer"]
     assert "a block that raises" in spans
     assert "late" not in spans
-    # The inner block lies in the outer one, and the operation's kernels on the same clock in both.
     assert forward["ts"] <= layer["ts"]
     assert layer["ts"] + layer["dur"] <= forward["ts"] + forward["dur"]
     assert forward["tid"] == layer["tid"]
