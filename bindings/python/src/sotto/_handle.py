@@ -24,6 +24,7 @@ class HandleOwner:
     _noun = "object"
     _destroy = ""  # the C function
     _blocks = False  # whether that may wait for other ranks
+    _has_to_be_closed = True  # by its user, who is warned otherwise
 
     def __init__(self, lib: Library, handle: c.c_void_p) -> None:
         self._lib = lib
@@ -99,23 +100,15 @@ class HandleOwner:
             return
         if sys is None or sys.is_finalizing():
             return
-        warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
+        if self._has_to_be_closed:
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
         if self._idle() and not getattr(inside_callback, "active", False):
             getattr(self._lib.functions, self._destroy)(self._value)
 
 
-class SharedHandle:
-    """A handle that several objects keep, which the last one destroys by letting go of it.
+class Context(HandleOwner):
+    """What comms of one process share; the last one destroys it by letting go of it."""
 
-    Its function must not wait. Threads: any.
-    """
-
-    def __init__(self, lib: Library, handle: c.c_void_p, destroy: str) -> None:
-        self._lib = lib
-        self._handle = handle
-        self._destroy = destroy
-        self._pid = os.getpid()
-
-    def __del__(self) -> None:
-        if sys is not None and not sys.is_finalizing() and self._pid == os.getpid():
-            getattr(self._lib.functions, self._destroy)(self._handle)
+    _noun = "context"
+    _destroy = "sotto_context_destroy"
+    _has_to_be_closed = False

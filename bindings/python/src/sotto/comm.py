@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from . import _abi as abi
 from ._buffers import HOST, Buffers
 from ._call import call_on, call_options
-from ._handle import HandleOwner, SharedHandle
+from ._handle import HandleOwner
 from ._lib import Library, interruptible, text_of
 from .errors import InvalidArgumentError, InvalidStateError, SottoError, error_of
 from .exchange import Exchanges
@@ -67,12 +67,10 @@ class Comm(Exchanges, HandleOwner):
     _destroy = "sotto_comm_destroy"
     _blocks = True
 
-    def __init__(
-        self, lib: Library, handle: c.c_void_p, context: HandleOwner | SharedHandle
-    ) -> None:
+    def __init__(self, lib: Library, handle: c.c_void_p, context: HandleOwner) -> None:
         """Not for users: init_process_group() and split() make comms."""
         super().__init__(lib, handle)
-        self._context: HandleOwner | SharedHandle | None = context
+        self._context: HandleOwner | None = context
         self._lock = threading.RLock()
         self._collected: Work | None = None
         self._told = False  # whether the caller has heard of an error
@@ -88,7 +86,7 @@ class Comm(Exchanges, HandleOwner):
         state = ", closed" if self.closed else ""
         return f"<sotto.Comm rank {self._rank} of {self._size}{state}>"
 
-    def _live_context(self) -> HandleOwner | SharedHandle:
+    def _live_context(self) -> HandleOwner:
         self._check_process()
         if self._context is None:
             raise InvalidStateError(f"this {self._noun} is closed")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from . import _abi as abi
-from ._handle import HandleOwner, SharedHandle
+from ._handle import Context, HandleOwner
 from ._lib import Library, interruptible, library, microseconds
 from .comm import Comm
 from .errors import InvalidArgumentError, InvalidStateError
@@ -180,14 +180,12 @@ def create_comm(
         struct = abi.UniqueId.from_buffer_copy(text)
         config.id = c.pointer(struct)
         shared = unique_id if isinstance(unique_id, UniqueId) else None
-    context: UniqueId | SharedHandle
-    if shared is None:
+    context: HandleOwner | None = shared
+    if context is None:
         made = _create_context(
             lib, cpu_threads, max_ops, SOTTO_RENDEZVOUS=address, SOTTO_LISTEN=listen
         )
-        context = SharedHandle(lib, made, "sotto_context_destroy")
-    else:
-        context = shared
+        context = Context(lib, made)
     try:
         return _create(lib, context, config, all_gather)
     except KeyboardInterrupt:
@@ -198,14 +196,19 @@ def create_comm(
 
 def _create(
     lib: Library,
-    context: UniqueId | SharedHandle,
+    context: HandleOwner,
     config: abi.CommConfig,
     all_gather: AllGather | None,
 ) -> Comm:
     out = c.c_void_p()
 
     def work() -> None:
-        lib.call("sotto_comm_create", context._handle, c.byref(config), c.byref(out))
+        try:
+            lib.call("sotto_comm_create", context._handle, c.byref(config), c.byref(out))
+        except BaseException:
+            if isinstance(context, Context):  # now: the error's frames keep it
+                context.close()
+            raise
 
     if all_gather is None:
         interruptible(work, lambda: lib.functions.sotto_comm_destroy(out))
