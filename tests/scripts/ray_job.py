@@ -13,7 +13,6 @@ FOLDER/answer.json:
 """
 
 import concurrent.futures
-import contextlib
 import json
 import os
 import signal
@@ -34,6 +33,7 @@ from sotto.deepspeed import files
 
 STEPS, EVERY, STOP = 24, 6, 15
 LIMIT_S = 200
+MET_S = 40  # for the other ranks to meet the death of one
 NO_CLUSTER = 77  # exit code: Ray itself does not start here
 
 
@@ -80,19 +80,28 @@ def children(process):
     return [int(word) for task in Path(f"/proc/{process}/task").iterdir() for word in (task / "children").read_text().split()]
 
 
+def wait_for(folder, pattern, limit_s):
+    """Whether a file of this name is there, in time."""
+    end = time.monotonic() + limit_s
+    while not any(folder.glob(pattern)):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
 def replace_when_stopped(cluster, node, folder):
     """Kills a node, its raylet and its workers, when a rank on it has stopped; adds another one. Returns when it was killed."""
-    end = time.monotonic() + LIMIT_S
-    while not (folder / "stopped.json").exists():
-        if time.monotonic() > end:
-            raise TimeoutError(f"no rank reached step {STOP} in {LIMIT_S} s")
-        time.sleep(0.05)
+    if not wait_for(folder, "stopped.json", LIMIT_S):
+        raise TimeoutError(f"no rank reached step {STOP} in {LIMIT_S} s")
     raylet = node.all_processes[PROCESS_TYPE_RAYLET][0].process.pid
-    doomed = [raylet, *children(raylet)]
+    # Ray ends the other ranks as soon as it knows. A raylet that is stopped tells nobody until they have met the death.
+    os.kill(raylet, signal.SIGSTOP)
     killed_s = time.time()
-    for process in doomed:
-        with contextlib.suppress(ProcessLookupError):  # a worker ends by itself without its raylet
-            os.kill(process, signal.SIGKILL)
+    for process in children(raylet):
+        os.kill(process, signal.SIGKILL)
+    wait_for(folder, "met*.json", MET_S)
+    os.kill(raylet, signal.SIGKILL)
     cluster.remove_node(node, allow_graceful=False)
     cluster.add_node(num_cpus=1)
     return killed_s

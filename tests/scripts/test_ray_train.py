@@ -22,10 +22,10 @@ NO_CLUSTER = 77  # exit code of ray_job.py
 # What Ray does besides: reports to its makers, passwords in the home folder, and processes that nothing here asks.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
          "RAY_TRAIN_METRICS_ENABLED": "0", "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0", "RAY_prestart_worker_first_driver": "0"}
-# A killed raylet refuses five looks in a second; one that is slow has 50 seconds.
+# A killed raylet refuses five looks in a second; one that is slow has 50 seconds, and an actor without an answer 60.
 WATCHFUL = {"RAY_health_check_initial_delay_ms": "1000", "RAY_health_check_period_ms": "200",
             "RAY_health_check_timeout_ms": "10000", "RAY_health_check_failure_threshold": "5",
-            "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2"}
+            "RAY_timeout_ms_task_wait_for_death_info": "60000", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2"}
 
 
 def processes_with(variable):
@@ -90,6 +90,7 @@ class RayTrain(unittest.TestCase):
         stopped = answer["stopped"]
 
         # The other rank has heard from Sotto which one died, long before any time limit: those are 60 s.
+        self.assertEqual(len(answer["met"]), 1, out)
         met, = answer["met"]
         self.assertEqual((met["rank"], met["type"]), (1 - stopped["rank"], "PeerLostError"), out)
         self.assertIn(f"rank {stopped['rank']} (pid {stopped['process']} ", met["text"])
