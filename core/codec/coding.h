@@ -29,6 +29,8 @@ class Coding {
  public:
   // Emits the mean over ranks. Uses rounds from builder.next_round() on.
   virtual CompressedMean mean(PlanBuilder& b, const CompressedMeanRequest& r) const = 0;
+  // emit_own_payload() of compressed.h.
+  virtual CompressedSlots own_payload(PlanBuilder& b, const CompressedMeanRequest& r) const = 0;
   // What servers do; null: it has none.
   virtual const ServerCoding* servers() const { return nullptr; }
 
@@ -44,6 +46,7 @@ class Coding {
 class ServerCoding : public Coding {
  public:
   CompressedMean mean(PlanBuilder& b, const CompressedMeanRequest& r) const final;
+  CompressedSlots own_payload(PlanBuilder& b, const CompressedMeanRequest& r) const final;
   const ServerCoding* servers() const final { return this; }
   // Emits the encoder of pieces of the tensors `r.in`, and what takes it back if there is a
   // residual.

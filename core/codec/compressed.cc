@@ -70,7 +70,6 @@ struct SectionRun {
   std::vector<LayoutSegment> segments(uint32_t rank) const {
     return x.layout.segments(index, x.chunk(rank), x.segment);
   }
-  OperandRef flags(uint32_t slot) const { return whole(slot, Access::kReadWrite, 4 * index, 4); }
   uint64_t message_offset(uint32_t rank) const {
     return at.message_offset + x.chunk(rank) * at.message_bytes;
   }
@@ -109,38 +108,11 @@ void encode_and_send(SectionRun& s) {
   x.b.stage(Stage::kOther);
 }
 
-// Where a section's scales come from and go to.
-struct ScaleSlots {
-  uint32_t blocks, counts, scale, messages, flags;
-};
-
-// Scales from block sums into state and into this rank's message, with the flags; then the messages
-// of all ranks. all: norm ranges of every instance.
+// Scales into state and into this rank's message, with the flags; then the messages of all ranks.
 void exchange_scales(SectionRun& s, const ScaleSlots& slots, const std::vector<NormRange>& all,
                      const KernelOptions& options, uint32_t round) {
   Exchange& x = s.x;
-  std::vector<NormRange> ranges;
-  if (s.scales() != 0) {
-    const auto first = all.begin() + static_cast<ptrdiff_t>(s.at.first_instance);
-    ranges.assign(first, first + static_cast<ptrdiff_t>(s.at.instances));
-  }
-  OperandRef sums = absent(), counts = absent(), scale = absent();
-  if (!ranges.empty()) {
-    const uint64_t first = ranges.front().first_block;
-    const uint64_t end = ranges.back().first_block + ranges.back().blocks;
-    for (NormRange& range : ranges) range.first_block -= first;
-    sums = whole(slots.blocks, Access::kRead, first * 4, (end - first) * 4);
-    counts = whole(slots.counts, Access::kRead, s.at.first_instance * 8, ranges.size() * 8);
-    scale = whole(slots.scale, Access::kWrite, s.at.first_instance * 4, ranges.size() * 4);
-  }
-  x.b.kernel<kernels::NormFinish>(
-      {.sums = sums,
-       .counts = counts,
-       .scales = scale,
-       .message = whole(slots.messages, Access::kWrite, s.message_offset(x.me), s.at.message_bytes),
-       .flags = s.flags(slots.flags)},
-      {}, NormArgs{x.b.keep_array(std::span<const NormRange>(ranges)), ranges.size(), x.r.scale},
-      options);
+  emit_scales(x.b, x.layout, s.index, slots, all, s.message_offset(x.me), x.r.scale, options);
   for (uint32_t i = 1; i < x.ranks; ++i) {
     x.b.send(static_cast<int32_t>(x.peer(i)),
              {slots.messages, s.message_offset(x.me), s.at.message_bytes}, round,
@@ -189,7 +161,7 @@ ServerRun server_run(const SectionRun& s, const LayoutSegment& segment) {
           .scales = s.scales(),
           .messages = s.messages(x.worker_messages),
           .sums = blocks(x.blocks.server, Access::kWrite),
-          .flags = s.flags(x.flags.server)};
+          .flags = whole(x.flags.server, Access::kReadWrite, 4 * s.index, 4)};
 }
 
 // Sums the rows, re-encodes, sends the own chunk's result to everybody and receives theirs.
@@ -376,6 +348,31 @@ void emit_two_levels(Exchange& x, CompressedResult* result) {
 }
 
 }  // namespace
+
+void emit_scales(PlanBuilder& b, const CompressedLayout& layout, uint32_t section,
+                 const ScaleSlots& slots, std::span<const NormRange> all, uint64_t message_offset,
+                 ScaleKind kind, const KernelOptions& options) {
+  const LayoutSection& at = layout.sections()[section];
+  OperandRef sums = absent(), counts = absent(), scale = absent();
+  std::vector<NormRange> ranges;
+  if (at.message_bytes != scale_message_bytes(0)) {
+    const std::span<const NormRange> own = all.subspan(at.first_instance, at.instances);
+    ranges.assign(own.begin(), own.end());
+    const uint64_t first = ranges.front().first_block;
+    const uint64_t end = ranges.back().first_block + ranges.back().blocks;
+    for (NormRange& range : ranges) range.first_block -= first;
+    sums = whole(slots.blocks, Access::kRead, first * 4, (end - first) * 4);
+    counts = whole(slots.counts, Access::kRead, at.first_instance * 8, ranges.size() * 8);
+    scale = whole(slots.scale, Access::kWrite, at.first_instance * 4, ranges.size() * 4);
+  }
+  b.kernel<kernels::NormFinish>(
+      {.sums = sums,
+       .counts = counts,
+       .scales = scale,
+       .message = whole(slots.messages, Access::kWrite, message_offset, at.message_bytes),
+       .flags = whole(slots.flags, Access::kReadWrite, 4 * section, 4)},
+      {}, NormArgs{b.keep_array(std::span<const NormRange>(ranges)), ranges.size(), kind}, options);
+}
 
 uint32_t add_worker_flags(PlanBuilder& b, const CompressedLayout& layout) {
   const uint64_t bytes = layout.sections().size() * 4;

@@ -29,6 +29,21 @@ CompressedResult emit_compressed_all_reduce(PlanBuilder& builder, const Compress
 
 CompressedMean emit_compressed_mean(PlanBuilder& builder, const CompressedMeanRequest& request);
 
+// What this rank's payload says of `in`, into `out`: encoded as the next mean will encode it, and
+// decoded. Error feedback stays. In one level; request.weights are of this rank alone. Returns the
+// slots of the state that is read.
+CompressedSlots emit_own_payload(PlanBuilder& builder, const CompressedMeanRequest& request);
+
+// Where a section's scales come from and go to: slots. scale: of every instance.
+struct ScaleSlots {
+  uint32_t blocks, counts, scale, messages, flags;
+};
+// Emits the scales of a section from block sums, and the message at `message_offset` with them and
+// the section's flags. all: norm ranges of every instance.
+void emit_scales(PlanBuilder& builder, const CompressedLayout& layout, uint32_t section,
+                 const ScaleSlots& slots, std::span<const NormRange> all, uint64_t message_offset,
+                 ScaleKind kind, const KernelOptions& options);
+
 // The plain collective: encodes the tensors of slots [in, in + n), decodes into [out, out + n).
 struct CompressedCollective {
   CompressedSlots slots;

@@ -6,13 +6,14 @@
 namespace sotto {
 namespace {
 
+// gate: that a commit waits for.
 void decode_all(PlanBuilder& b, const ServerCoding& coding, const CompressedMeanRequest& r,
-                const CompressedMean& mean) {
+                const CompressedSlots& slots, uint32_t gate) {
   const CompressedLayout& layout = *r.layout;
   const PayloadUnit unit = r.codec.unit();
   KernelOptions options;
   if (r.commits) {
-    options.predicate = {mean.exchange.gate, 0, kCommit};
+    options.predicate = {gate, 0, kCommit};
     options.phase = Phase::kCommitting;
   }
   const uint64_t segment =
@@ -23,7 +24,7 @@ void decode_all(PlanBuilder& b, const ServerCoding& coding, const CompressedMean
         std::vector<Piece> pieces = layout.worker_pieces(k, run);
         // Neither padding nor padding that is data.
         std::erase_if(pieces, [&](const Piece& p) { return p.tensor >= layout.tensors().size(); });
-        coding.decode(b, r, mean.slots, std::move(pieces), options);
+        coding.decode(b, r, slots, std::move(pieces), options);
       }
     }
   }
@@ -57,8 +58,59 @@ CompressedMean ServerCoding::mean(PlanBuilder& b, const CompressedMeanRequest& r
     encode(b, request, mean.slots, std::move(pieces), to);
   };
   mean.exchange = emit_compressed_all_reduce(b, r);
-  decode_all(b, *this, request, mean);
+  decode_all(b, *this, request, mean.slots, mean.exchange.gate);
   return mean;
+}
+
+CompressedSlots emit_own_payload(PlanBuilder& b, const CompressedMeanRequest& request) {
+  return coding_of(request.codec.kind).own_payload(b, request);
+}
+
+// As if every server had answered with what this rank has sent it.
+CompressedSlots ServerCoding::own_payload(PlanBuilder& b, const CompressedMeanRequest& r) const {
+  const CompressedLayout& layout = *r.layout;
+  const bool has_scales = r.codec.row().scales;
+  CompressedSlots read, own;
+  const auto copied = [&b](uint32_t* bound, uint64_t bytes) {
+    *bound = b.bound(bytes);
+    const uint32_t copy = b.scratch(bytes);
+    b.copy({copy, 0, bytes}, {*bound, 0, bytes});
+    return copy;
+  };
+  if (r.codec.residual) own.worker = copied(&read.worker, layout.shard_elements() * 4);
+  if (has_scales) {
+    own.worker_scale = read.worker_scale = b.bound(layout.instances() * 4);
+    own.worker_counts = read.worker_counts = b.bound(layout.instances() * 8);
+  }
+  own.bits = b.scratch(r.codec.unit().bytes_of(layout.compressed_elements()));
+  own.messages = b.scratch(layout.message_bytes());
+  const ScaleSlots scales{b.scratch(std::max<uint64_t>(1, layout.worker_blocks() * 4)),
+                          own.worker_counts, b.scratch(layout.instances() * 4), own.messages,
+                          add_worker_flags(b, layout)};
+  KeptState kept(b);  // nothing is taken back
+  CompressedMeanRequest encoded = r;
+  encoded.kept = &kept;
+  const std::vector<NormRange> ranges = layout.worker_ranges(0);
+  for (uint32_t s = 0; s < layout.sections().size(); ++s) {
+    for (uint32_t k = 0; k < layout.servers(); ++k) {
+      for (const LayoutSegment& run : layout.segments(s, k, segment_elements(0, 1))) {
+        encode(b, encoded, own, layout.worker_pieces(k, run),
+               {.bits = own.bits,
+                .blocks = scales.blocks,
+                .flags = scales.flags,
+                .flags_offset = uint64_t{4} * s});
+      }
+    }
+    if (!has_scales) continue;
+    const LayoutSection& at = layout.sections()[s];
+    emit_scales(b, layout, s, scales, ranges, at.message_offset, r.codec.scale, {});
+    for (uint32_t k = 1; k < layout.servers(); ++k) {
+      b.copy({own.messages, at.message_offset + k * at.message_bytes, at.message_bytes},
+             {own.messages, at.message_offset, at.message_bytes});
+    }
+  }
+  decode_all(b, *this, r, own, kNoSlot);
+  return read;
 }
 
 CompressedCollective emit_compressed_collective(PlanBuilder& b, int32_t rank,

@@ -25,16 +25,33 @@ struct SparseRun {
 
 class Gather {
  public:
-  Gather(PlanBuilder& b, const CompressedMeanRequest& r)
+  // ranks: 1: this one alone.
+  Gather(PlanBuilder& b, const CompressedMeanRequest& r, uint32_t ranks)
       : b_(b),
         r_(r),
         layout_(*r.layout),
-        ranks_(layout_.servers()),
-        me_(static_cast<uint32_t>(r.rank)),
+        ranks_(ranks),
+        me_(ranks == 1 ? 0 : static_cast<uint32_t>(r.rank)),
         round_(b.next_round()) {
     cut();
   }
 
+  // In place of what it sends.
+  CompressedSlots own_payload() {
+    const uint64_t bytes = layout_.shard_elements() * 4;
+    CompressedSlots read, own;
+    read.worker = b_.bound(bytes);
+    own.worker = b_.scratch(bytes);
+    b_.copy({own.worker, 0, bytes}, {read.worker, 0, bytes});
+    rows_ = b_.scratch(std::max<uint64_t>(1, bytes_));
+    flags_ = b_.scratch(4);
+    b_.fill({flags_, 0, 4}, 0);
+    for (const SparseRun& run : runs_) {
+      encode(own, run, false);
+      add_up(run, {});
+    }
+    return read;
+  }
   CompressedMean emit() {
     CompressedMean mean;
     mean.slots = add_codec_slots(b_, layout_, r_.codec, true, r_.kept);
@@ -49,7 +66,13 @@ class Gather {
     const uint32_t messages = exchange_flags();
     mean.slots.messages = mean.exchange.worker_messages = messages;
     mean.exchange.gate_workers = mean.exchange.gate = gate(messages);
-    for (const SparseRun& run : runs_) add_up(run, mean.exchange.gate);
+    KernelOptions options;
+    options.lane = kMeanLane;
+    if (r_.commits) {
+      options.predicate = {mean.exchange.gate, 0, kCommit};
+      options.phase = Phase::kCommitting;
+    }
+    for (const SparseRun& run : runs_) add_up(run, options);
     b_.reserve_rounds(round_ + 1);
     return mean;
   }
@@ -117,16 +140,20 @@ class Gather {
   }
 
   void encode_and_send(const CompressedSlots& slots, const SparseRun& run) {
-    const Region own = row(run, me_);
     if (r_.late != nullptr) r_.late->need(run.pieces);
+    encode(slots, run, r_.kept == nullptr);
+    for (uint32_t i = 1; i < ranks_; ++i)
+      b_.send(static_cast<int32_t>(peer(i)), row(run, me_), round_);
+  }
+  void encode(const CompressedSlots& slots, const SparseRun& run, bool undone) {
+    const Region own = row(run, me_);
     b_.kernel_with_undo<kernels::SparseEncode>(
         {.x = list(r_.in, Access::kRead, 32),
          .e = flat(slots.worker, Access::kReadWrite, 32),
          .payload = whole(own.slot, Access::kReadWrite, own.offset, own.bytes),
          .flags = whole(flags_, Access::kReadWrite, 0, 4),
          .weight = weights(me_, 1)},
-        run.pieces, args(run), r_.kept == nullptr);
-    for (uint32_t i = 1; i < ranks_; ++i) b_.send(static_cast<int32_t>(peer(i)), own, round_);
+        run.pieces, args(run), undone);
   }
   void receive() {
     for (uint32_t i = 1; i < ranks_; ++i) {
@@ -157,13 +184,7 @@ class Gather {
                              {}, GateArgs{4, ranks_, kSkipNonfinite}, options);
     return word;
   }
-  void add_up(const SparseRun& run, uint32_t word) {
-    KernelOptions options;
-    options.lane = kMeanLane;
-    if (r_.commits) {
-      options.predicate = {word, 0, kCommit};
-      options.phase = Phase::kCommitting;
-    }
+  void add_up(const SparseRun& run, const KernelOptions& options) {
     b_.kernel<kernels::SparseMean>(
         {.rows = whole(rows_, Access::kRead, run.begin * ranks_, run.bytes * ranks_),
          .weights = weights(0, ranks_),
@@ -183,7 +204,10 @@ class Gather {
 class TopkCoding final : public Coding {
  public:
   CompressedMean mean(PlanBuilder& b, const CompressedMeanRequest& r) const override {
-    return Gather(b, r).emit();
+    return Gather(b, r, r.layout->servers()).emit();
+  }
+  CompressedSlots own_payload(PlanBuilder& b, const CompressedMeanRequest& r) const override {
+    return Gather(b, r, 1).own_payload();
   }
   // Errors are those of elements, whatever the blocks are. Tensors that are sent whole have none.
   std::string state_name(const CodecSettings& codec) const override {

@@ -147,9 +147,12 @@ std::vector<Obstacle> find_obstacles(const OuterConfig& outer, std::string_view 
     out.push_back({fmt::format("{}.{}", path, key), std::string(value), std::string(supported)});
   };
   const OuterRuleConfig& rule = outer.rule;
-  if (outer.codec && (rule.freshness > 0 || rule.freshness_by_world)) {
+  // What this rank has sent is then of all ranks of its host.
+  const bool levels =
+      outer.hierarchy == Hierarchy::kSharded || outer.hierarchy == Hierarchy::kLeader;
+  if (outer.codec && levels && (rule.freshness > 0 || rule.freshness_by_world)) {
     add("freshness", rule.freshness_by_world ? "1/W" : fmt::format("{}", rule.freshness),
-        "supported with a codec is 0");
+        "supported with a codec in two levels is 0");
   }
   return out;
 }

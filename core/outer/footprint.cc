@@ -72,16 +72,23 @@ Result<uint64_t> outer_state_bytes(const OuterShape& shape, const LoweringTarget
     if (there) sum += runs * (average.arenas.scratch + average.arenas.host);
   };
   const auto update = [](const OuterShape& s) { return build_outer_update(s, false); };
-  const auto coded_update = [](const OuterShape& s) { return build_outer_update(s, true); };
+  const auto coded_update = [](const OuterShape& s) { return build_outer_update(s, true, true); };
+  const auto first_coded = [](const OuterShape& s) { return build_outer_update(s, false, true); };
+  const auto hold = [](const OuterShape& s) {
+    return build_outer_hold(s, s.codes() && s.config->dense_rounds == 0);
+  };
   const bool holds = c.schedule.delay != 0 && c.schedule.delay == c.schedule.period;
   add_average(launches.dense || launches.parameters, averages.dense);
   add_average(launches.coded, averages.coded);
   SOTTO_TRY(add(true, build_outer_start, shape));
   SOTTO_TRY(add(c.penalty.kind == OuterPenalty::kGapInner, build_outer_inner_sum, shape));
   SOTTO_TRY(add(!shape.launches(), build_outer_launch, shape));
-  SOTTO_TRY(add(launches.dense, update, shape));
+  // The average before the first one with a codec has an update of its own (FragmentOp).
+  const bool turns = shape.keeps_sent() && launches.dense;
+  SOTTO_TRY(add(launches.dense && !(turns && c.dense_rounds == 1), update, shape));
+  SOTTO_TRY(add(turns, first_coded, shape));
   SOTTO_TRY(add(launches.coded, coded_update, shape));
-  SOTTO_TRY(add(holds, build_outer_hold, shape));
+  SOTTO_TRY(add(holds, hold, shape));
   if (!launches.parameters) return sum;
   const OuterConfig mean = outer_mean_of_parameters();
   OuterShape before = shape;

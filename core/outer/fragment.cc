@@ -28,9 +28,8 @@ bool OuterReport::take_refused(std::set<size_t>* ranks) {
 }
 
 // What was sent becomes what was sent before.
-static bool swap_payloads(std::array<DeviceArray, kOuterArrays>& arrays) {
-  std::swap(arrays[static_cast<size_t>(OuterArray::kPayload)],
-            arrays[static_cast<size_t>(OuterArray::kPrevious)]);
+bool OuterFragment::swap_payloads() {
+  std::swap(array(plans_.shape().sent()), array(OuterArray::kPrevious));
   return true;
 }
 
@@ -129,10 +128,12 @@ std::shared_ptr<OpHooks> OuterFragment::hooks_of(FragmentOp kind, const OuterOut
   switch (kind) {
     case FragmentOp::kUpdate:
     case FragmentOp::kUpdateCoded:
+    case FragmentOp::kUpdateToCoded:
     case FragmentOp::kLastUpdate:
     case FragmentOp::kLastUpdateCoded:
     case FragmentOp::kMeanUpdate: return pool.make<UpdateHooks>(this, outcome, true);
     case FragmentOp::kHold:
+    case FragmentOp::kHoldToCoded:
     case FragmentOp::kLastHold: return pool.make<UpdateHooks>(this, outcome, false);
     default: return nullptr;
   }
@@ -144,7 +145,10 @@ Result<OpRef> OuterFragment::local(FragmentOp kind, const Step& step, std::vecto
   CallOptions options = step.options;
   options.after = std::move(after);
   if (step.inner != nullptr) options.after.push_back(step.inner);
-  const auto bind_run = [&](Run& run) { bind(run, p->slots, step); };
+  const auto bind_run = [&](Run& run) {
+    bind(run, p->slots, step);
+    compressed_.bind(run, p->slots.codec, next_errors_);
+  };
   SOTTO_ASSIGN(OpRef op, context_.comm->launch_local(p->plan, std::ref(bind_run),
                                                      hooks_of(kind, p->slots.outcome), options));
   step.ops->push_back(op);
@@ -208,11 +212,16 @@ Result<OpRef> OuterFragment::update(FragmentOp full, FragmentOp coded, const Ste
 }
 
 Result<OpRef> OuterFragment::update_or_hold(bool last, const Step& step) {
+  const bool coded = !last && plans_.shape().keeps_sent() && compresses_next();
   if (pending_) {
-    return last ? update(FragmentOp::kLastUpdate, FragmentOp::kLastUpdateCoded, step)
-                : update(FragmentOp::kUpdate, FragmentOp::kUpdateCoded, step);
+    if (last) return update(FragmentOp::kLastUpdate, FragmentOp::kLastUpdateCoded, step);
+    return update(coded ? FragmentOp::kUpdateToCoded : FragmentOp::kUpdate,
+                  FragmentOp::kUpdateCoded, step);
   }
-  SOTTO_ASSIGN(OpRef op, local(last ? FragmentOp::kLastHold : FragmentOp::kHold, step, *step.ops));
+  SOTTO_ASSIGN(OpRef op, local(last    ? FragmentOp::kLastHold
+                               : coded ? FragmentOp::kHoldToCoded
+                                       : FragmentOp::kHold,
+                               step, *step.ops));
   before_.back().update = op;
   return op;
 }
@@ -221,7 +230,7 @@ Result<OpRef> OuterFragment::update_or_hold(bool last, const Step& step) {
 Status OuterFragment::boundary(const Step& step) {
   const bool compressed = compresses_next();
   // That of the average under way stays as `previous`.
-  if (plans_.shape().two_payloads()) before_.back().swapped = swap_payloads(arrays_);
+  if (plans_.shape().two_payloads()) before_.back().swapped = swap_payloads();
   SOTTO_ASSIGN(const OpRef made, update_or_hold(false, step));
   const Status begun = reduce(step, compressed, {made});
   if (begun.ok() || context_.comm->failure().ok()) return begun;
@@ -240,7 +249,7 @@ bool OuterFragment::take_back() {
   for (; !before_.empty(); before_.pop_back()) {
     Before& before = before_.back();
     if (before.update != nullptr && before.update->status().ok()) return false;
-    if (before.swapped) swap_payloads(arrays_);
+    if (before.swapped) swap_payloads();
     if (pending_ && pending_->reduction != nullptr) dropped_.push_back(pending_->reduction);
     pending_ = std::move(before.pending);
     launches_ = before.launches;
@@ -275,7 +284,7 @@ Status OuterFragment::begin(const OuterEvents& events, const Step& step) {
 // Nothing was launched beside it. Ranks that have gone their own ways come together (section 5).
 Status OuterFragment::last_update(const Step& step) {
   before_.push_back({pending_, launches_});
-  if (plans_.shape().two_payloads()) before_.back().swapped = swap_payloads(arrays_);
+  if (plans_.shape().two_payloads()) before_.back().swapped = swap_payloads();
   SOTTO_ASSIGN(OpRef stepped, update_or_hold(true, step));
   const OuterRuleConfig& rule = context_.config.rule;
   if (!plans_.shape().two_payloads() || rule.beta == 0 || rule.kind == OuterRule::kNone ||

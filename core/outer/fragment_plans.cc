@@ -45,8 +45,10 @@ OuterPlan FragmentPlans::build(FragmentOp op) const {
     case FragmentOp::kReduce: return build_outer_reduction(shape_, false);
     case FragmentOp::kReduceCoded: return build_outer_reduction(shape_, true);
     case FragmentOp::kUpdate: return build_outer_update(shape_, false);
-    case FragmentOp::kUpdateCoded: return build_outer_update(shape_, true);
+    case FragmentOp::kUpdateCoded: return build_outer_update(shape_, true, true);
+    case FragmentOp::kUpdateToCoded: return build_outer_update(shape_, false, true);
     case FragmentOp::kHold: return build_outer_hold(shape_);
+    case FragmentOp::kHoldToCoded: return build_outer_hold(shape_, true);
     case FragmentOp::kLastUpdate: return build_outer_update(last_shape_, false);
     case FragmentOp::kLastUpdateCoded: return build_outer_update(last_shape_, true);
     case FragmentOp::kLastHold: return build_outer_hold(last_shape_);

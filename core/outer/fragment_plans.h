@@ -33,7 +33,9 @@ enum class FragmentOp : uint8_t {
   kReduceCoded,
   kUpdate,
   kUpdateCoded,
+  kUpdateToCoded,  // the last one before averages have a codec, where what is sent is kept
   kHold,
+  kHoldToCoded,
   kLastUpdate,  // of a flush, as the following
   kLastUpdateCoded,
   kLastHold,

@@ -138,6 +138,7 @@ Result<std::shared_ptr<Outer>> Outer::make(std::shared_ptr<Comm> comm, const Out
   SOTTO_ASSIGN(context.levels, make_levels(config.hierarchy, comm->hosts()));
   context.config.hierarchy = context.levels.kind;
   if (context.config.codec) context.config.codec->hierarchy = context.levels.kind;
+  SOTTO_TRY(check_supported(context.config));
   ParameterSet parameters(std::move(params), context.access);
   SOTTO_TRY(parameters.check(std::nullopt));
   std::shared_ptr<Outer> outer(new Outer(std::move(context), std::move(parameters)));

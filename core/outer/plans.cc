@@ -19,8 +19,13 @@ bool clips_by_gamma(const OuterConfig& c) {
 
 class OuterBuilder {
  public:
-  explicit OuterBuilder(const OuterShape& shape)
-      : x_(shape), s_(*shape.config), layout_(*shape.layout), pieces_(all_tensor_pieces(layout_)) {
+  // next: what is launched goes to a codec.
+  explicit OuterBuilder(const OuterShape& shape, bool next = false)
+      : x_(shape),
+        next_(next),
+        s_(*shape.config),
+        layout_(*shape.layout),
+        pieces_(all_tensor_pieces(layout_)) {
     out_.arrays.fill(kNoSlot);
   }
 
@@ -80,9 +85,11 @@ class OuterBuilder {
   uint32_t measure(bool keeps);  // block sums; the flags are then in flags_
   // Overwrites what the average under way was made of.
   void emit_launch();
+  void keep_sent();
   // Tensors as parts of a flat array, for a codec.
   uint32_t parts_of(OuterArray which);
   void sum_in_full(OuterArray from);
+  CompressedMeanRequest mean_of_payload(OuterArray to, OuterArray weights);
   void compress();
 
   // Where live parameters are as they were at the launch.
@@ -109,6 +116,7 @@ class OuterBuilder {
   OuterPlan finish(const UpdateMemory& m, bool average);
 
   const OuterShape& x_;
+  const bool next_;
   const OuterConfig& s_;
   const CompressedLayout& layout_;
   const std::vector<Piece> pieces_;
@@ -169,6 +177,18 @@ void OuterBuilder::emit_launch() {
                               .flat = flat_of(OuterArray::kLaunchLive, Access::kWrite)},
                              pieces_, PackArgs{0, 4});
   }
+  if (x_.keeps_sent() && layout_.elements() != 0) keep_sent();
+}
+
+void OuterBuilder::keep_sent() {
+  const uint64_t bytes = x_.bytes_of(OuterArray::kSent);
+  if (!next_) {
+    b_.copy({array(OuterArray::kSent), 0, bytes}, {array(OuterArray::kPayload), 0, bytes});
+    return;
+  }
+  CompressedMeanRequest r = mean_of_payload(OuterArray::kSent, OuterArray::kMessage);
+  r.segment_bytes = 0;
+  out_.codec = emit_own_payload(b_, r);
 }
 
 OuterPlan OuterBuilder::launch() {
@@ -211,13 +231,17 @@ void OuterBuilder::sum_in_full(OuterArray from) {
   emit_flat_all_reduce(b_, r);
 }
 
-void OuterBuilder::compress() {
-  CompressedMeanRequest r{
-      x_.rank,  &layout_, *s_.codec, parts_of(OuterArray::kPayload), parts_of(OuterArray::kResult),
-      x_.levels};
-  r.weights = {array(OuterArray::kMessages), offsetof(OuterMessage, weight), sizeof(OuterMessage)};
+CompressedMeanRequest OuterBuilder::mean_of_payload(OuterArray to, OuterArray weights) {
+  CompressedMeanRequest r{x_.rank,      &layout_, *s_.codec, parts_of(OuterArray::kPayload),
+                          parts_of(to), x_.levels};
+  r.weights = {array(weights), offsetof(OuterMessage, weight), sizeof(OuterMessage)};
   r.segment_bytes = x_.sizes.segment_bytes;
-  const CompressedMean mean = emit_compressed_mean(b_, r);
+  return r;
+}
+
+void OuterBuilder::compress() {
+  const CompressedMean mean =
+      emit_compressed_mean(b_, mean_of_payload(OuterArray::kResult, OuterArray::kMessages));
   out_.codec = mean.slots;
   b_.set_verdict(b_.host(8), mean.exchange.gate);
 }
@@ -270,9 +294,9 @@ kernels::OuterStepOperands<OperandRef> OuterBuilder::step_operands(const UpdateM
                         : absent();
   o.last_step =
       has(OuterArray::kLastStep) ? flat_of(OuterArray::kLastStep, Access::kReadWrite) : absent();
-  o.fresh = s_.rule.freshness > 0 ? flat_of(OuterArray::kPayload, Access::kRead) : absent();
+  o.fresh = x_.two_payloads() ? flat_of(x_.sent(), Access::kRead) : absent();
   o.previous =
-      s_.rule.freshness > 0 && average ? flat_of(OuterArray::kPrevious, Access::kRead) : absent();
+      x_.two_payloads() && average ? flat_of(OuterArray::kPrevious, Access::kRead) : absent();
   o.x_launch = absent();
   if (merge() == OuterMerge::kAddProgress) {
     o.x_launch = flat_of(launch_live(), Access::kRead);
@@ -432,8 +456,7 @@ OuterPlan OuterBuilder::update(bool compressed) {
   emit_factors(m, true, compressed);
   commit_from_here(m);
   if (x_.launches_first()) emit_launch();
-  if (x_.last && s_.rule.freshness > 0)
-    b_.fill({array(OuterArray::kPayload), 0, x_.bytes_of(OuterArray::kPayload)}, 0);
+  if (x_.last && x_.two_payloads()) b_.fill({array(x_.sent()), 0, x_.bytes_of(x_.sent())}, 0);
   const KernelOptions commits = StepOperands::committing(m.word);
   KernelOptions skips;
   skips.predicate = {m.word, 0, kSkipNonfinite};
@@ -467,7 +490,7 @@ OuterPlan OuterBuilder::hold() {
     const uint64_t bytes = x_.bytes_of(OuterArray::kAnchor);
     b_.copy({array(OuterArray::kLaunchAnchor), 0, bytes}, {array(OuterArray::kAnchor), 0, bytes});
   }
-  s_.rule.freshness > 0 ? emit_step(m, false) : emit_merge(m, OuterArray::kAnchor, commits);
+  x_.two_payloads() ? emit_step(m, false) : emit_merge(m, OuterArray::kAnchor, commits);
   write_copies(commits);
   KernelOptions skips;
   skips.predicate = {m.word, 0, kSkipNonfinite};
@@ -531,10 +554,12 @@ OuterPlan build_outer_launch(const OuterShape& shape) { return OuterBuilder(shap
 OuterPlan build_outer_reduction(const OuterShape& shape, bool compressed) {
   return OuterBuilder(shape).reduction(compressed);
 }
-OuterPlan build_outer_update(const OuterShape& shape, bool compressed) {
-  return OuterBuilder(shape).update(compressed);
+OuterPlan build_outer_update(const OuterShape& shape, bool compressed, bool next) {
+  return OuterBuilder(shape, next).update(compressed);
 }
-OuterPlan build_outer_hold(const OuterShape& shape) { return OuterBuilder(shape).hold(); }
+OuterPlan build_outer_hold(const OuterShape& shape, bool next) {
+  return OuterBuilder(shape, next).hold();
+}
 OuterPlan build_outer_inner_sum(const OuterShape& shape) { return OuterBuilder(shape).inner_sum(); }
 
 OuterPlan build_outer_agreement(const OuterShape& shape) { return OuterBuilder(shape).agreement(); }

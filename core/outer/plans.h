@@ -29,7 +29,7 @@ enum class OuterArray : uint8_t {
   kAnchor,
   kMomentum,
   kPayload,       // what this rank averages
-  kPrevious,      // with freshness: that of the average which is consumed
+  kPrevious,      // with freshness: kSent of the average which is consumed
   kResult,        // the sum over ranks, or a codec's mean
   kLastStep,      // the anchor's last step, where momentum is not that
   kLaunchAnchor,  // the anchor when the average was launched, where it has moved since
@@ -39,6 +39,7 @@ enum class OuterArray : uint8_t {
   kMessage,       // OuterMessage of this rank
   kMessages,      // OuterMessage of all ranks
   kSwapped,       // live parameters while the anchor is in their place
+  kSent,          // with freshness and a codec: what it makes of the payload
   kCount,
 };
 inline constexpr size_t kOuterArrays = static_cast<size_t>(OuterArray::kCount);
@@ -71,8 +72,11 @@ struct OuterShape {
     return config->codec && (levels == nullptr ? !alone() : levels->host_count() > 1);
   }
   bool keeps_errors() const { return codes() && config->codec->residual; }
-  // Both payloads are needed: those of an average and of the next one.
+  // What this rank has sent is needed of an average and of the next one.
   bool two_payloads() const { return config->rule.freshness > 0; }
+  // It is not the payload.
+  bool keeps_sent() const { return two_payloads() && codes(); }
+  OuterArray sent() const { return keeps_sent() ? OuterArray::kSent : OuterArray::kPayload; }
   // The penalty is made for every element.
   bool by_element() const;
   // Segments of the penalty.
@@ -105,9 +109,10 @@ struct OuterPlan {
 OuterPlan build_outer_launch(const OuterShape& shape);
 // compressed: with the settings' codec.
 OuterPlan build_outer_reduction(const OuterShape& shape, bool compressed);
-// compressed: the average comes from a codec.
-OuterPlan build_outer_update(const OuterShape& shape, bool compressed);
-OuterPlan build_outer_hold(const OuterShape& shape);
+// compressed: the average comes from a codec. next: what is launched goes to one; of shapes that
+// keep what is sent.
+OuterPlan build_outer_update(const OuterShape& shape, bool compressed, bool next = false);
+OuterPlan build_outer_hold(const OuterShape& shape, bool next = false);
 // Measures the round's first inner step.
 OuterPlan build_outer_inner_sum(const OuterShape& shape);
 // Ranks whose anchors and momenta differ take the mean of them, and anchors as live parameters.

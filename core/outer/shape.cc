@@ -45,7 +45,8 @@ uint64_t OuterShape::bytes_of(OuterArray array) const {
     case OuterArray::kSwapped:
     case OuterArray::kResult: return all;
     case OuterArray::kMomentum: return of_all(c.rule.kind != OuterRule::kNone);
-    case OuterArray::kPrevious: return of_all(c.rule.freshness > 0);
+    case OuterArray::kPrevious: return of_all(two_payloads());
+    case OuterArray::kSent: return of_all(keeps_sent());
     case OuterArray::kLastStep:
       // Momentum is the last step of the rule heavy_ball.
       return of_all(c.rule.kind != OuterRule::kHeavyBall &&

@@ -11,7 +11,7 @@ namespace {
 // Names of arrays in a state, by OuterArray. They stay.
 constexpr std::string_view kArrayNames[] = {
     "anchor",      "momentum", "payload",   "previous", "result",   "last_step", "launch_anchor",
-    "launch_live", "segments", "inner_sum", "message",  "messages", "swapped"};
+    "launch_live", "segments", "inner_sum", "message",  "messages", "swapped",   "sent"};
 static_assert(std::size(kArrayNames) == kOuterArrays);
 
 std::string section(size_t fragment, std::string_view name) {

@@ -166,6 +166,18 @@ TEST_P(OuterHierarchy, OneHostAndHostsOfOneRankAreFlat) {
 INSTANTIATE_TEST_SUITE_P(Worlds, OuterHierarchy, ::testing::ValuesIn(world_kinds()),
                          [](const auto& p) { return p.param; });
 
+TEST(OuterHierarchyErrors, FreshnessWithACodecIsOfOneLevel) {
+  const std::string json = config(R"("preset": "eager_diloco", "codec": "int8")", "auto");
+  for (const bool two : {false, true}) {
+    const WorldOptions world =
+        on_hosts("inproc", two ? std::vector{0, 0, 1, 1} : std::vector{0, 0});
+    const Status status = run_world(
+        world, [&](const std::shared_ptr<Comm>& comm) { return Rank::make(comm, json).status(); });
+    EXPECT_EQ(status.ok(), !two);
+    EXPECT_EQ(status.text().find("outer.freshness 0.25 (supported") != std::string::npos, two);
+  }
+}
+
 TEST(OuterHierarchyErrors, UnevenHostsAndRanksThatDisagreeAreNamed) {
   const auto text_of = [](const std::vector<int>& hosts, bool differ) {
     std::string text;

@@ -20,8 +20,8 @@ WORLDS = (1, 2, 3, 4, 5, 8)
 # More ranks than are added at once: with and without a codec, norms of ranks, averages of parameters, flushes.
 GROUPED_WORLDS = (11, 17)
 GROUPED = ("co2", "co2_paper", "slowmo", "half fresh", "post_local_sgd", "onebit", "sparse_loco")
-# What the library refuses: own payloads beside a codec, a first inner step per tensor.
-WITHOUT = {"fp16", "int8", "per tensor"}
+# What the library refuses: a first inner step per tensor.
+WITHOUT = {"per tensor"}
 # Beside what the model's own checks use: forms, merges, clips and units with each other.
 MORE = {
     "anchor_diff, params": lambda w: close(payload="params", form="anchor_diff", beta=0.5),
@@ -48,6 +48,14 @@ MORE = {
     "int8, lerp": lambda w: close(beta=0.2, codec="int8", chunk_align=256, merge="lerp", merge_a=0.25),
     "int4, warm": lambda w: close(beta=0.1, codec="int4", chunk_align=128, warmup_steps=3),
     "warm": lambda w: close(beta=0.2, warmup_steps=5),
+    "fresh, onebit": lambda w: preset("eager_diloco", w, period=4, alpha=0.2, codec="onebit", chunk_align=64),
+    "fresh, bf16, 3 dense": lambda w: close(freshness=1.0, beta=0.2, codec="bf16", dense_rounds=3),
+    "fresh, int4, none dense": lambda w: close(freshness=0.5, beta=0.1, penalty="gap_ema", codec="int4", chunk_align=128,
+                                               dense_rounds=0),
+    "fresh, topk": lambda w: sparse(w, {"freshness": 0.5, "delay": 4, "alpha": 0.5}, block=32, k=4, dense_below=10),
+    "fresh, topk, fragments": lambda w: sparse(w, {"freshness": 1.0, "delay": 4, "alpha": 0.5, "warmup_steps": 3, "beta": 0.1,
+                                                   "fragments": [[3, 0], [4, 1, 2]], "dense_rounds": 1}, block=32, k=4,
+                                               average="contributors"),
     "topk, contributors": lambda w: sparse(w, block=32, k=3, average="contributors"),
     "topk, packed, 4 bits": lambda w: sparse(w, block=64, k=8, bits=4, index="packed"),
     "topk, 8 bits, some dense": lambda w: sparse(w, block=16, k=3, bits=8, dense_below=10),
@@ -65,6 +73,7 @@ POISONED = {
     "topk, NaN": (lambda w: sparse(w, block=32, k=4), 6),
     "topk, contributors, NaN": (lambda w: sparse(w, block=32, k=4, average="contributors", dense_below=10), 10),
     "topk, delay 4, NaN": (lambda w: sparse(w, {"delay": 4, "alpha": 0.5}, block=32, k=4), 6),
+    "fresh, topk, NaN": (lambda w: sparse(w, {"freshness": 0.5, "delay": 4, "alpha": 0.5}, block=32, k=4), 6),
     "late, NaN": (lambda w: close(beta=0.2, penalty="gap_ema", clip="rms"), 6),
     "late, NaN everywhere": (lambda w: close(beta=0.2, penalty="gap_ema", clip="rms"), 6),
     "half fresh, NaN": (lambda w: close(freshness=0.5, beta=0.2, penalty="gap_ema", clip="rms"), 6),

@@ -276,15 +276,21 @@ TEST(ConfigOuter, UnsupportedByName) {
   const std::string prefix = "configuration: not supported in this release: ";
   const std::vector<std::pair<const char*, const char*>> cases = {
       {R"({"freshness": 0.5, "codec": "int8"})",
-       "outer.freshness 0.5 (supported with a codec is 0)"},
+       "outer.freshness 0.5 (supported with a codec in two levels is 0)"},
       {R"({"preset": "eager_diloco", "codec": "int8"})",
-       "outer.freshness 1/W (supported with a codec is 0)"},
+       "outer.freshness 1/W (supported with a codec in two levels is 0)"},
   };
   for (const auto& [json, text] : cases) {
-    const Status status = check_supported(parse(json));
+    EXPECT_TRUE(check_supported(parse(json)).ok()) << json;
+    EXPECT_TRUE(check_supported(parse_file(json)).ok()) << json;
+    OuterConfig alone = parse(json);
+    alone.hierarchy = Hierarchy::kLeader;
+    const Status status = check_supported(alone);
     EXPECT_EQ(status.code(), Code::kUnsupported) << json;
     EXPECT_EQ(status.text(), prefix + text) << json;
-    const Status of_file = check_supported(parse_file(json));
+    Config file = parse_file(json);
+    file.sotto.outer->hierarchy = Hierarchy::kSharded;
+    const Status of_file = check_supported(file);
     EXPECT_EQ(of_file.code(), Code::kUnsupported) << json;
     EXPECT_EQ(of_file.text(), prefix + "sotto." + text) << json;
   }
@@ -292,7 +298,10 @@ TEST(ConfigOuter, UnsupportedByName) {
     const OuterConfig c = parse(row.json);
     EXPECT_TRUE(check_supported(c).ok()) << row.json;
   }
-  const Json report = report_of_outer(R"({"codec": {"type": "topk", "k": 64}, "freshness": 1})");
+  const Json report = report_of(
+      R"({"optimizer": {"type": "AdamW"}, "sotto": {"hierarchy": "sharded", "outer":
+          {"codec": "int8", "freshness": 1}}})",
+      0, 0);
   EXPECT_EQ(report["can_run"], false);
   std::set<std::string> unsupported;
   for (const Json& key : report["keys"]) {

@@ -20,6 +20,8 @@ constexpr const char* kSettings[] = {
     R"({"preset": "delayed_diloco", "merge": "lerp", "merge_a": 0.5})",
     R"({"preset": "delayed_diloco", "merge": "add_progress"})",
     R"({"preset": "eager_diloco"})",
+    R"({"preset": "eager_diloco", "codec": "onebit"})",
+    R"({"preset": "eager_diloco", "codec": "topk"})",
     R"({"preset": "slowmo", "delay": 48})",
     R"({"preset": "overlap_local_sgd"})",
     R"({"preset": "cocod"})",
@@ -95,10 +97,11 @@ class OuterPlans : public testing::TestWithParam<const char*> {
 
 TEST_P(OuterPlans, AnUpdateOverwritesNothingUnlessItCommits) {
   of_shapes([](const OuterShape& shape, const auto& writes) {
-    for (const bool compressed : {false, true}) {
-      if (compressed && !shape.codes()) continue;
-      OuterPlan made = build_outer_update(shape, compressed);
+    for (const auto& [compressed, next] : {std::pair(false, false), {false, true}, {true, true}}) {
+      if (next && !shape.codes()) continue;
+      OuterPlan made = build_outer_update(shape, compressed, next);
       const Written found = writes(&made);
+      EXPECT_EQ(found.has(slot_of(made, OuterArray::kSent)), shape.keeps_sent());
       EXPECT_TRUE(found.early.empty()) << "slot " << found.early.front();
       EXPECT_TRUE(found.has(slot_of(made, OuterArray::kAnchor)));
       EXPECT_EQ(found.has(slot_of(made, OuterArray::kMessage)), shape.launches());
@@ -111,15 +114,19 @@ TEST_P(OuterPlans, AnUpdateOverwritesNothingUnlessItCommits) {
 TEST_P(OuterPlans, AHoldMovesNothingUnlessItCommits) {
   if (!parse(GetParam()).schedule.follows()) return;
   of_shapes([](const OuterShape& shape, const auto& writes) {
-    OuterPlan made = build_outer_hold(shape);
-    const Written found = writes(&made);
-    for (const uint32_t slot : found.early) {
-      EXPECT_TRUE(slot == slot_of(made, OuterArray::kMessage) ||
-                  slot == slot_of(made, OuterArray::kPayload))
-          << "slot " << slot;
+    for (const bool next : {false, true}) {
+      if (next && !shape.codes()) continue;
+      OuterPlan made = build_outer_hold(shape, next);
+      const Written found = writes(&made);
+      for (const uint32_t slot : found.early) {
+        EXPECT_TRUE(slot == slot_of(made, OuterArray::kMessage) ||
+                    slot == slot_of(made, OuterArray::kPayload) ||
+                    slot == slot_of(made, OuterArray::kSent))
+            << "slot " << slot;
+      }
+      EXPECT_TRUE(found.has(made.params));
+      EXPECT_EQ(found.has(slot_of(made, OuterArray::kMessage)), shape.launches());
     }
-    EXPECT_TRUE(found.has(made.params));
-    EXPECT_EQ(found.has(slot_of(made, OuterArray::kMessage)), shape.launches());
   });
 }
 
