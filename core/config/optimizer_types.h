@@ -19,7 +19,6 @@ struct OptimizerType {
   bool has_betas = true;             // keeps a first moment; without them only if it has a momentum
   bool scales_all = false;           // 1 bit, granularity "flat": one scale for everything
   bool averages_trust_ratio = false;
-  bool hierarchy = true;  // averages may have two levels
   const Stages& (*stages)() = one_stage;
   // Arrays of float32 per element that a 1-bit type keeps beside its moments.
   std::array<std::string_view, 3> late_arrays = {};

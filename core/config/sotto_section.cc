@@ -119,17 +119,13 @@ Status read_hierarchy(const ObjectReader& reader, Config& config, Findings& find
   Hierarchy& hierarchy = config.sotto.hierarchy;
   read_word(reader, "hierarchy", hierarchy);
   if (hierarchy == Hierarchy::kFlat) return ok_status();
-  const OptimizerKind kind = config.optimizer.kind;
-  const auto refuse = [&](std::string_view with, std::string_view why) {
-    return findings.fail(
-        reader.path_of("hierarchy"),
-        fmt::format("found {} with {}, {}; allowed is flat", hierarchy_name(hierarchy), with, why));
-  };
-  if (kind != OptimizerKind::kNone && !optimizer_type(kind).hierarchy)
-    return refuse(optimizer_kind_name(kind), "whose ranks make local steps of their own");
-  if (config.sotto.mode == Mode::kCompat && optimizer_is_one_bit(kind))
-    return refuse("sotto.mode compat", "which is the published arithmetic, in one level");
-  return ok_status();
+  if (config.sotto.mode != Mode::kCompat || !optimizer_is_one_bit(config.optimizer.kind))
+    return ok_status();
+  return findings.fail(
+      reader.path_of("hierarchy"),
+      fmt::format("found {} with sotto.mode compat, which is the published arithmetic, in one "
+                  "level; allowed is flat",
+                  hierarchy_name(hierarchy)));
 }
 
 // For the types whose whole update is one pass over the elements.

@@ -252,8 +252,8 @@ void Optimizer::completed(const StepVariant& variant, const StepVerdict& verdict
     data_.groups.schedule().advance();
   };
   // Ranks decide about such a step alone, without a message.
-  const bool silent = variant.local && !data_.alone() && data_.config.gradient_clipping == 0 &&
-                      !loss_scaler_.enabled();
+  const bool silent = variant.local && data_.comm->size() > 1 &&
+                      data_.config.gradient_clipping == 0 && !loss_scaler_.enabled();
   // Beside outer steps it counts as an inner step: ranks go on with them, and with the learning
   // rate.
   const bool counts = outer_ != nullptr;

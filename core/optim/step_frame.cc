@@ -290,21 +290,27 @@ void StepFrame::write_copies(uint32_t word) {
           committing(word));
 }
 
-uint32_t StepFrame::decide_alone(uint32_t flags, uint32_t prior) {
+uint32_t StepFrame::decide_by_flags(uint32_t flags, uint32_t prior, bool alike) {
+  const uint32_t ranks = alike ? 1 : static_cast<uint32_t>(shape().size);
+  const uint64_t own = ranks == 1 ? 0 : uint64_t{4} * static_cast<uint32_t>(shape().rank);
   const uint32_t nothing = builder().scratch(1);
-  const uint32_t message = builder().scratch(4);
+  const uint32_t messages = builder().scratch(uint64_t{4} * ranks);
   builder().kernel<kernels::NormFinish>({.sums = whole(nothing, Access::kRead, 0, 0),
                                          .counts = whole(nothing, Access::kRead, 0, 0),
                                          .scales = whole(nothing, Access::kWrite, 0, 0),
-                                         .message = whole(message, Access::kWrite, 0, 4),
+                                         .message = whole(messages, Access::kWrite, own, 4),
                                          .flags = whole(flags, Access::kReadWrite, 0, 4)},
                                         {}, NormArgs{nullptr, 0, ScaleKind::kL2});
+  if (ranks > 1) {
+    emit_message_exchange(builder(), shape().rank, shape().size, messages, 4,
+                          builder().next_round());
+  }
   const uint32_t word = builder().scratch(4);
   builder().kernel<kernels::Gate>(
-      {.messages = whole(message, Access::kRead, 0, 4),
+      {.messages = whole(messages, Access::kRead, 0, uint64_t{4} * ranks),
        .prior = prior == kNoSlot ? absent() : whole(prior, Access::kRead, 0, 4),
        .word = whole(word, Access::kWrite, 0, 4)},
-      {}, GateArgs{4, 1, kSkipNonfinite});
+      {}, GateArgs{4, ranks, kSkipNonfinite});
   return word;
 }
 

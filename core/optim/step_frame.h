@@ -44,8 +44,9 @@ class StepFrame : public StepOperands {
   // Steps without a full-precision average: the mean over ranks of the norms of local gradients, if
   // clipping is on. Otherwise ranks that have to decide do so alone.
   GradientStage local_gradients(Decide decide);
-  // One rank: the word from the flags that an encoder raised and an earlier word (kNoSlot: none).
-  uint32_t decide_alone(uint32_t flags, uint32_t prior);
+  // The word from the flags that kernels have raised on any rank and an earlier word (kNoSlot:
+  // none). alike: they are the same on all ranks, which exchange nothing.
+  uint32_t decide_by_flags(uint32_t flags, uint32_t prior, bool alike = false);
 
   // counts[i] = valid elements of the pieces with `block` == i, i < n.
   void count_valid(uint32_t counts, uint64_t n, std::vector<Piece> pieces);

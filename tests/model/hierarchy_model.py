@@ -64,6 +64,22 @@ class ShardedCompressor(Shards):
         return out
 
 
+class HostsCompressor:
+    """As model.Compressor, for optimizers whose ranks have values of their own: one vector per rank."""
+
+    def __init__(self, between, host_of):
+        self.between, self.host_of = between, host_of
+
+    def reset(self):
+        self.between.reset()
+
+    def all_reduce(self, inputs, valid):
+        means = means_of_hosts(inputs, self.host_of)
+        if len(means) > 1:
+            return self.between.all_reduce(means, valid)
+        return np.where(valid, means[0], f32(0))
+
+
 class OuterCodec:
     """As those of outer_codecs, for ranks on hosts that all take part."""
 

@@ -18,6 +18,9 @@ from sotto_library import Library
 f32 = np.float32
 STEPS = 16
 ALIGN = 64
+# 0/1 Adam: steps that average gradients in one bit, local ones, and synchronisations.
+STAGES = {"OneBitAdam": {"freeze_step": 5}, "OneBitLamb": {"freeze_step": 5},
+          "ZeroOneAdam": {"var_freeze_step": 6, "var_update_scaler": 1, "local_step_scaler": 2, "local_step_clipper": 4}}
 
 # By rank, the host: as many hosts as ranks, one host, neighbours, and in turn.
 HOSTS = {"1 x 4": [0, 1, 2, 3], "4 x 1": [0, 0, 0, 0], "2 x 2": [0, 0, 1, 1], "2 x 2, in turn": [0, 1, 0, 1],
@@ -38,21 +41,41 @@ def differ(step, rank, got, wanted):
                              f"{got[at[0]]!r}, model {wanted[at[0]]!r}")
 
 
+class Reference:
+    """An optimizer of the model in two levels. All hosts are alike, but for 0/1 Adam's local steps, which are of ranks."""
+
+    def __init__(self, kind, hyper, host_of, hierarchy):
+        self.host_of, self.of_ranks = host_of, kind == "ZeroOneAdam"
+        shards, hosts = shape_of(host_of, hierarchy)
+        start = flat.start_values()
+        compressor = two.ShardedCompressor(len(start), shards, hosts, ALIGN)
+        self.model = flat.CASES[kind][0](start, flat.SIZES, len(host_of) if self.of_ranks else hosts, hyper)
+        if self.of_ranks:
+            self.model.mean = lambda gradients: two.mean(two.means_of_hosts(gradients, host_of))
+            self.model.compressor = two.HostsCompressor(compressor, host_of)
+        elif hosts > 1:
+            self.model.compressor = compressor
+
+    def step(self, gradients):
+        self.model.step(gradients if self.of_ranks else two.means_of_hosts(gradients, self.host_of))
+
+    def params_of(self, rank):
+        return self.model.params_of(rank) if self.of_ranks else self.model.p
+
+
 def compare_optimizer(library, kind, host_of, hierarchy):
-    maker, hyper = flat.CASES[kind][0], {**flat.hyper_of(kind, 0.01), "freeze_step": 5}
-    shards, hosts = shape_of(host_of, hierarchy)
+    hyper = {**flat.hyper_of(kind, 0.01), **STAGES[kind]}
+    ranks = range(len(host_of))
     start = flat.start_values()
-    reference = maker(start, flat.SIZES, hosts, hyper)
-    if hosts > 1:
-        reference.compressor = two.ShardedCompressor(len(start), shards, hosts, ALIGN)
+    reference = Reference(kind, hyper, host_of, hierarchy)
     fed, wanted = [], []
     for step in range(STEPS):
-        fed.append([flat.gradients(step, r, reference.p) for r in range(len(host_of))])
-        reference.step(two.means_of_hosts(fed[-1], host_of))
-        wanted.append(reference.p.copy())
+        fed.append([flat.gradients(step, r, reference.params_of(r)) for r in ranks])
+        reference.step(fed[-1])
+        wanted.append([reference.params_of(r).copy() for r in ranks])
     section = {"chunk_align": ALIGN, "hierarchy": hierarchy}
     config = json.loads(flat.config_of(kind, hyper, section))
-    config["optimizer"]["params"]["freeze_step"] = 5
+    config["optimizer"]["params"].update(STAGES[kind])
 
     def body(comm, rank):
         p, g = start.copy(), np.zeros_like(start)
@@ -62,7 +85,7 @@ def compare_optimizer(library, kind, host_of, hierarchy):
         for step in range(STEPS):
             g[:] = fed[step][rank]
             library.step(optimizer)
-            differ(step, rank, p, wanted[step])
+            differ(step, rank, p, wanted[step][rank])
         library.destroy(optimizer)
 
     library.run(len(host_of), body, host_of)
@@ -131,7 +154,7 @@ def main():
         sys.exit(__doc__)
     library = Library(sys.argv[1])
     cases = [(compare_codec, kind) for kind in ("onebit", "bf16", "int8")]
-    cases += [(compare_optimizer, kind) for kind in ("OneBitAdam", "OneBitLamb")]
+    cases += [(compare_optimizer, kind) for kind in STAGES]
     cases += [(compare_outer, kind) for kind in OUTER]
     comparisons = [(f"{compare.__name__[8:]} {kind}, {name}, {hierarchy}", functools.partial(compare, library, kind, host_of, hierarchy))
                    for compare, kind in cases for name, host_of in HOSTS.items() for hierarchy in ("sharded", "leader")]

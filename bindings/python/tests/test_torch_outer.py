@@ -480,7 +480,11 @@ def test_bad_input(comm):
         ),
         ({"preset": "local_sgd"}, sotto.InvalidArgumentError, "period: missing"),
         ({"preset": "co3"}, sotto.InvalidArgumentError, 'preset: found "co3", allowed is one of'),
-        ({"freshness": 1, "form": "anchor_diff"}, sotto.InvalidArgumentError, "found form anchor_diff with freshness"),
+        (
+            {"freshness": 1, "form": "anchor_diff"},
+            sotto.InvalidArgumentError,
+            "found form anchor_diff with freshness",
+        ),
     ):
         with pytest.raises(error, match=text):
             st.Outer(sgd, comm=comm, **keys)

@@ -144,7 +144,7 @@ uint32_t CompressedStep::local_momentum() {
                                         .clip = frame_.coefficient_operand(gradient_)},
                                        compressed_pieces(layout_),
                                        EncodeArgs{0, r_.scale, true, gradient_.type});
-  return frame_.decide_alone(flags, gradient_.word);
+  return frame_.decide_by_flags(flags, gradient_.word, true);
 }
 
 // Mode compat: masks are applied here, and then all elements take part again, so the momentum

@@ -1,6 +1,7 @@
 #include "core/optim/algorithms/zeroone_step.h"
 
 #include "core/optim/step_frame.h"
+#include "core/plan/flat_reduce.h"
 
 namespace sotto {
 namespace {
@@ -18,8 +19,8 @@ class ZeroOneStep {
         pieces_(all_tensor_pieces(layout_)),
         messages_(layout_.message_bytes()) {
     if (!alone()) {
-      s_.codec = add_onebit_slots(b_, layout_, true, frame_.kept());
-      if (!r_.begin) b_.committed(s_.codec.server);
+      s_.codec = add_onebit_slots(b_, layout_, r_.shape.serves(), frame_.kept());
+      if (!r_.begin && s_.codec.server != kNoSlot) b_.committed(s_.codec.server);
       if (!compat()) s_.codec.valid = frame_.valid();
     }
     if (r_.own_masks) base_valid_ = frame_.bit_array("base_valid");
@@ -41,6 +42,9 @@ class ZeroOneStep {
     gradient_ = frame_.local_gradients(Decide::kIfNeeded);
     if (sync && compat()) sum_in_place(kNoSlot);
     CompressedRequest e;
+    e.levels = r_.shape.average.levels;
+    if (e.levels != nullptr)
+      e.host_in = sync ? sums_of_rank() : frame_.in_float32(gradient_, absent());
     e.rank = r_.shape.rank;
     e.layout = &layout_;
     e.scale = r_.scale;
@@ -50,10 +54,13 @@ class ZeroOneStep {
     e.late = frame_.late();
     e.kept = frame_.kept();
     e.encode = [this, sync](std::vector<Piece> pieces, const EncodeTarget& to) {
+      const bool host = to.in != kNoSlot;
+      const OperandRef given = list(host ? to.in : sum_, Access::kRead, 32);
       if (!sync) {
-        encode(gradients(), gradient_.type, coefficient(), std::move(pieces), to);
-      } else if (compat()) {
-        encode(sums(), Dtype::kF32, absent(), std::move(pieces), to);
+        encode(host ? given : gradients(), host ? Dtype::kF32 : gradient_.type, coefficient(),
+               std::move(pieces), to);
+      } else if (host || compat()) {
+        encode(given, Dtype::kF32, absent(), std::move(pieces), to);
       } else {
         encode_sync(std::move(pieces), to);
       }
@@ -75,7 +82,7 @@ class ZeroOneStep {
   OperandRef messages() const {
     return alone() ? absent() : whole(s_.codec.messages, Access::kRead, 0, messages_);
   }
-  bool alone() const { return r_.shape.size == 1; }
+  bool alone() const { return r_.shape.alone(); }
   bool compat() const { return r_.shape.compat; }
 
   // What the state at the switch gives. Doing it again changes nothing.
@@ -87,8 +94,8 @@ class ZeroOneStep {
           {.tensors = list(s_.params, Access::kRead, 32), .flat = state(anchor_, Access::kWrite)},
           pieces_, PackArgs{0, 4});
     }
-    if (alone()) return;
-    b_.fill({s_.codec.worker, 0, flat_bytes}, 0);
+    if (alone() || !r_.shape.serves()) return;
+    b_.fill({s_.codec.worker, 0, layout_.shard_elements() * 4}, 0);
     b_.fill({s_.codec.worker_scale, 0, layout_.instances() * 4}, 0);
     // What is kept stays as it is until the step commits, with what servers have next.
     if (frame_.kept() != nullptr) {
@@ -141,7 +148,7 @@ class ZeroOneStep {
             .old_scales = scales(s_.codec.worker_scale, Access::kRead),
             .bits = flat(to.bits, Access::kWrite, 1),
             .sums = blocks(to.blocks, Access::kWrite),
-            .valid = frame_.valid_operand(),
+            .valid = frame_.valid_operand(Access::kRead, to.shard_begin),
             .flags = whole(to.flags, Access::kReadWrite, to.flags_offset, 4)};
   }
 
@@ -177,7 +184,8 @@ class ZeroOneStep {
   }
 
   StepPlan compressed_alone() {
-    local_gradients();
+    gradient_ = frame_.average_gradients();
+    gradient_.word = frame_.settle(gradient_.word);
     update_compressed(gradient_.word);
     return frame_.finish(gradient_.word, {}, false);
   }
@@ -186,23 +194,71 @@ class ZeroOneStep {
     gradient_ = frame_.local_gradients(Decide::kIfNeeded);
     const uint32_t flags = b_.scratch(4);
     b_.fill({flags, 0, 4}, 0);
-    compat() ? sum_in_place(flags) : sum_alone(flags);
-    const uint32_t word = frame_.settle(frame_.decide_alone(flags, gradient_.word));
+    if (compat()) {
+      sum_in_place(flags);
+    } else {
+      sum_ = flat_sums(flags);
+      if (r_.shape.size > 1) sum_ = mean_of_host(sum_);
+    }
+    const uint32_t word = frame_.settle(frame_.decide_by_flags(flags, gradient_.word));
     update_sync(word);
     return frame_.finish(word, {}, false);
   }
 
-  void sum_alone(uint32_t flags) {
-    sum_ = b_.scratch(std::max<uint64_t>(1, layout_.flat_elements() * 4));
+  // What this rank has summed up, in full precision; 0 where masked or, with a flag, not finite.
+  uint32_t flat_sums(uint32_t flags) {
+    frame_.need_all();
+    const uint32_t sums = b_.scratch(std::max<uint64_t>(1, layout_.flat_elements() * 4));
+    b_.fill({sums, 0, layout_.flat_elements() * 4}, 0);
     b_.kernel<kernels::ZeroOneEncode>({.g = gradients(),
                                        .m = state(m_, Access::kRead),
                                        .b = state(local_sum_, Access::kRead),
-                                       .to = {.c = state(sum_, Access::kWrite),
+                                       .to = {.c = state(sums, Access::kWrite),
                                               .valid = frame_.valid_operand(),
                                               .flags = whole(flags, Access::kReadWrite, 0, 4)},
                                        .scalars = frame_.scalars_operand<ZeroOneGroupScalars>(),
                                        .clip = coefficient()},
                                       pieces_, EncodeArgs{0, r_.scale, true, gradient_.type});
+    return sums;
+  }
+
+  // The same as a list, for the mean of a host. A rank without a shard has no message to put a flag
+  // into, so it sends what raises that of the encoder.
+  uint32_t sums_of_rank() {
+    const uint32_t flags = b_.scratch(4);
+    b_.fill({flags, 0, 4}, 0);
+    const uint32_t sums = flat_sums(flags);
+    KernelOptions if_flagged;
+    if_flagged.predicate = {flags, 0, kFlagNonfinite};
+    b_.fill({sums, 0, layout_.flat_elements() * 4}, 0xff, if_flagged);  // NaN
+    const uint32_t tensors = frame_.scratch_list(Dtype::kF32);
+    std::vector<Piece> pieces = pieces_;
+    for (Piece& piece : pieces) piece.target = piece.offset;
+    b_.kernel<kernels::Unpack>(
+        {.flat = state(sums, Access::kRead), .tensors = target(tensors, Access::kWrite, 32)},
+        std::move(pieces), PackArgs{0, 4});
+    return tensors;
+  }
+
+  // In two levels with one host: of flat values of all ranks.
+  uint32_t mean_of_host(uint32_t values) {
+    const uint64_t counts[] = {layout_.flat_elements()};
+    const uint32_t tensors[] = {0};
+    const FlatLayout flat = FlatLayout::concatenated(counts, tensors);
+    const uint32_t mean = b_.scratch(std::max<uint64_t>(1, counts[0] * 4));
+    FlatReduceRequest reduce;
+    reduce.rank = r_.shape.rank;
+    reduce.size = r_.shape.size;
+    reduce.layout = &flat;
+    reduce.op = ReduceOp::kMean;
+    reduce.in_list = values;
+    reduce.out_flat = mean;
+    reduce.round = b_.next_round();
+    reduce.segment_bytes = r_.shape.sizes.segment_bytes;
+    reduce.held = r_.shape.sizes.held;
+    reduce.levels = r_.shape.average.levels;
+    emit_flat_all_reduce(b_, reduce);
+    return mean;
   }
 
   // What the kernels that update in place share.
@@ -215,7 +271,6 @@ class ZeroOneStep {
             .scalars = frame_.scalars_operand<ZeroOneGroupScalars>(),
             .clip = coefficient()};
   }
-  OperandRef sums() const { return list(sum_, Access::kRead, 32); }
 
   void sum_in_place(uint32_t flags) {
     sum_ = frame_.scratch_list(Dtype::kF32);
@@ -228,7 +283,7 @@ class ZeroOneStep {
 
   void sync_in_place(uint32_t word) {
     b_.kernel<kernels::ZeroOneInPlaceSync>({.state = in_place(Access::kReadWrite),
-                                            .x = alone() ? sums() : absent(),
+                                            .x = alone() ? list(sum_, Access::kRead, 32) : absent(),
                                             .bits = bits(),
                                             .messages = messages(),
                                             .valid = alone() ? absent() : frame_.mask_operand()},
