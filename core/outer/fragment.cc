@@ -144,6 +144,8 @@ Result<OpRef> OuterFragment::local(FragmentOp kind, const Step& step, std::vecto
   SOTTO_ASSIGN(const FragmentPlans::Prepared* p, plans_.get(kind));
   CallOptions options = step.options;
   options.after = std::move(after);
+  // What comes after an operation of this step comes after the caller's stream.
+  if (!step.ops->empty() && !options.after.empty()) options.stream.reset();
   if (step.inner != nullptr) options.after.push_back(step.inner);
   const auto bind_run = [&](Run& run) {
     bind(run, p->slots, step);

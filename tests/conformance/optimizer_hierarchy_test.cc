@@ -183,13 +183,10 @@ TEST_P(OptimizerHierarchy, RoundsOfLateGradientsAreSteps) {
       true);
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, OptimizerHierarchy, ::testing::ValuesIn(world_kinds()),
-                         [](const auto& p) { return p.param; });
-
 // Nothing is compressed there, but ranks make local steps of their own, which the others do not
 // wait for.
-TEST(OptimizerHierarchyOneHost, ValuesThatAreNotFinite) {
-  WorldOptions world = world_of("inproc", 3);
+TEST_P(OptimizerHierarchy, OnOneHostValuesThatAreNotFinite) {
+  WorldOptions world = world_of(GetParam(), 3);
   world.rank_params = [](int32_t, Params* params) { params->host_id = "a"; };
   const Status status = run_world(world, [](const std::shared_ptr<Comm>& comm) -> Status {
     Model model(comm->rank());
@@ -220,6 +217,9 @@ TEST(OptimizerHierarchyOneHost, ValuesThatAreNotFinite) {
   });
   EXPECT_TRUE(status.ok()) << status.text();
 }
+
+INSTANTIATE_TEST_SUITE_P(Worlds, OptimizerHierarchy, ::testing::ValuesIn(world_kinds()),
+                         [](const auto& p) { return p.param; });
 
 TEST(OptimizerHierarchyConfig, WhatHasNoLevelsIsRefusedByName) {
   const std::pair<const char*, const char*> cases[] = {
