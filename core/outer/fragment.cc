@@ -28,8 +28,9 @@ bool OuterReport::take_refused(std::set<size_t>* ranks) {
 }
 
 // What was sent becomes what was sent before.
-bool OuterFragment::swap_payloads() {
-  std::swap(array(plans_.shape().sent()), array(OuterArray::kPrevious));
+static bool swap_sent(std::array<DeviceArray, kOuterArrays>& arrays, const OuterShape& shape) {
+  std::swap(arrays[static_cast<size_t>(shape.sent())],
+            arrays[static_cast<size_t>(OuterArray::kPrevious)]);
   return true;
 }
 
@@ -232,7 +233,7 @@ Result<OpRef> OuterFragment::update_or_hold(bool last, const Step& step) {
 Status OuterFragment::boundary(const Step& step) {
   const bool compressed = compresses_next();
   // That of the average under way stays as `previous`.
-  if (plans_.shape().two_payloads()) before_.back().swapped = swap_payloads();
+  if (plans_.shape().two_payloads()) before_.back().swapped = swap_sent(arrays_, plans_.shape());
   SOTTO_ASSIGN(const OpRef made, update_or_hold(false, step));
   const Status begun = reduce(step, compressed, {made});
   if (begun.ok() || context_.comm->failure().ok()) return begun;
@@ -251,7 +252,7 @@ bool OuterFragment::take_back() {
   for (; !before_.empty(); before_.pop_back()) {
     Before& before = before_.back();
     if (before.update != nullptr && before.update->status().ok()) return false;
-    if (before.swapped) swap_payloads();
+    if (before.swapped) swap_sent(arrays_, plans_.shape());
     if (pending_ && pending_->reduction != nullptr) dropped_.push_back(pending_->reduction);
     pending_ = std::move(before.pending);
     launches_ = before.launches;
@@ -286,7 +287,7 @@ Status OuterFragment::begin(const OuterEvents& events, const Step& step) {
 // Nothing was launched beside it. Ranks that have gone their own ways come together (section 5).
 Status OuterFragment::last_update(const Step& step) {
   before_.push_back({pending_, launches_});
-  if (plans_.shape().two_payloads()) before_.back().swapped = swap_payloads();
+  if (plans_.shape().two_payloads()) before_.back().swapped = swap_sent(arrays_, plans_.shape());
   SOTTO_ASSIGN(OpRef stepped, update_or_hold(true, step));
   const OuterRuleConfig& rule = context_.config.rule;
   if (!plans_.shape().two_payloads() || rule.beta == 0 || rule.kind == OuterRule::kNone ||

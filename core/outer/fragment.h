@@ -164,7 +164,6 @@ class OuterFragment {
   OuterFragment(const OuterContext& context, std::vector<uint32_t> tensors);
   Status allocate();
   DeviceArray& array(OuterArray which) { return arrays_[static_cast<size_t>(which)]; }
-  bool swap_payloads();
   void bind(Run& run, const OuterPlan& slots, const Step& step) const;
   std::shared_ptr<OpHooks> hooks_of(FragmentOp kind, const OuterOutcome& outcome);
   Result<OpRef> local(FragmentOp kind, const Step& step, std::vector<OpRef> after);

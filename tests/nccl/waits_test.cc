@@ -1,8 +1,7 @@
 // Every wait between streams that collectives, training steps and boundaries of outer steps over
 // NCCL make is needed: without it, and with what is waited for made late, the result is another
-// one. Ranks are processes, so
-// that the streams of one have numbers of their own; waits are left out on rank 0, and show on
-// either.
+// one. Ranks are processes, so that the streams of one have numbers of their own; waits are left
+// out on rank 0, and show on either.
 #include <array>
 #include <cmath>
 #include <filesystem>
