@@ -84,9 +84,9 @@ Result<uint64_t> outer_state_bytes(const OuterShape& shape, const LoweringTarget
   SOTTO_TRY(add(c.penalty.kind == OuterPenalty::kGapInner, build_outer_inner_sum, shape));
   SOTTO_TRY(add(!shape.launches(), build_outer_launch, shape));
   // The average before the first one with a codec has an update of its own (FragmentOp).
-  const bool turns = shape.keeps_sent() && launches.dense;
-  SOTTO_TRY(add(launches.dense && !(turns && c.dense_rounds == 1), update, shape));
-  SOTTO_TRY(add(turns, first_coded, shape));
+  const bool dense_first = shape.keeps_sent() && launches.dense;
+  SOTTO_TRY(add(launches.dense && !(dense_first && c.dense_rounds == 1), update, shape));
+  SOTTO_TRY(add(dense_first, first_coded, shape));
   SOTTO_TRY(add(launches.coded, coded_update, shape));
   SOTTO_TRY(add(holds, hold, shape));
   if (!launches.parameters) return sum;

@@ -73,57 +73,60 @@ Status same_everywhere(Comm& comm, const Model& model) {
 
 class OptimizerHierarchy : public ::testing::TestWithParam<std::string> {
  protected:
-  void each(const std::function<Status(const std::shared_ptr<Comm>&, const char* optimizer,
-                                       const char* hierarchy)>& body,
-            bool local_steps = false) {
-    std::vector<const char*> types(std::begin(kTypes), std::end(kTypes));
-    if (local_steps) types.push_back(kLocalSteps);
-    for (const char* optimizer : types) {
-      for (const char* hierarchy : {"sharded", "leader"}) {
-        const Status status = run_world(
-            two_hosts(GetParam()),
-            [&](const std::shared_ptr<Comm>& comm) { return body(comm, optimizer, hierarchy); });
-        EXPECT_TRUE(status.ok()) << optimizer << hierarchy << ": " << status.text();
-      }
+  using Body = std::function<Status(const std::shared_ptr<Comm>&, const char* optimizer,
+                                    const char* hierarchy)>;
+  void each(const Body& body) {
+    for (const char* optimizer : kTypes) expect(optimizer, body);
+  }
+  void each_and_local_steps(const Body& body) {
+    each(body);
+    expect(kLocalSteps, body);
+  }
+
+ private:
+  void expect(const char* optimizer, const Body& body) {
+    for (const char* hierarchy : {"sharded", "leader"}) {
+      const Status status = run_world(
+          two_hosts(GetParam()),
+          [&](const std::shared_ptr<Comm>& comm) { return body(comm, optimizer, hierarchy); });
+      EXPECT_TRUE(status.ok()) << optimizer << hierarchy << ": " << status.text();
     }
   }
 };
 
 // Stopped before, at and behind the switch. The mean state goes to one level and on.
 TEST_P(OptimizerHierarchy, ExactRestoreContinuesBitForBit) {
-  each(
-      [](const std::shared_ptr<Comm>& comm, const char* optimizer,
-         const char* hierarchy) -> Status {
-        const std::string json = config(optimizer, hierarchy);
-        Model whole(comm->rank());
-        SOTTO_ASSIGN(const auto a, Optimizer::create(comm, json, whole.specs()));
-        for (const uint64_t at : {uint64_t{2}, uint64_t{3}, uint64_t{6}}) {
-          SOTTO_TRY(train(*a, whole, a->info()->step, at));
-          SOTTO_ASSIGN(const std::vector<std::byte> blob, export_state(*a, StateMode::kExact));
-          Model second(comm->rank()), third(comm->rank());
-          SOTTO_ASSIGN(const auto b, Optimizer::create(comm, json, second.specs()));
-          SOTTO_TRY(import_state(*b, StateMode::kExact, blob));
-          SOTTO_TRY(train(*b, second, at, at + 2));
-          SOTTO_TRY(train(*a, whole, at, at + 2));
-          if (bytes_of(second.p) != bytes_of(whole.p))
-            return error(Code::kInternal, "parameters differ behind step {}", at);
-          if (optimizer != kLocalSteps) SOTTO_TRY(same_everywhere(*comm, whole));
-          SOTTO_TRY(import_state(*a, StateMode::kExact, blob));
-          SOTTO_ASSIGN(const std::vector<std::byte> mean, export_state(*a, StateMode::kMean));
-          SOTTO_ASSIGN(const auto flat,
-                       Optimizer::create(comm, config(optimizer, "flat"), third.specs()));
-          SOTTO_TRY(import_state(*flat, StateMode::kMean, mean));
-          SOTTO_TRY(train(*flat, third, at, at + 2));
-          if (optimizer != kLocalSteps) SOTTO_TRY(same_everywhere(*comm, third));
-          if (at == 6) {
-            const Status met = import_state(*flat, StateMode::kExact, blob);
-            if (met.text().find("is of the hierarchy") == std::string::npos)
-              return error(Code::kInternal, "status is {}", met.text());
-          }
-        }
-        return ok_status();
-      },
-      true);
+  each_and_local_steps([](const std::shared_ptr<Comm>& comm, const char* optimizer,
+                          const char* hierarchy) -> Status {
+    const std::string json = config(optimizer, hierarchy);
+    Model whole(comm->rank());
+    SOTTO_ASSIGN(const auto a, Optimizer::create(comm, json, whole.specs()));
+    for (const uint64_t at : {uint64_t{2}, uint64_t{3}, uint64_t{6}}) {
+      SOTTO_TRY(train(*a, whole, a->info()->step, at));
+      SOTTO_ASSIGN(const std::vector<std::byte> blob, export_state(*a, StateMode::kExact));
+      Model second(comm->rank()), third(comm->rank());
+      SOTTO_ASSIGN(const auto b, Optimizer::create(comm, json, second.specs()));
+      SOTTO_TRY(import_state(*b, StateMode::kExact, blob));
+      SOTTO_TRY(train(*b, second, at, at + 2));
+      SOTTO_TRY(train(*a, whole, at, at + 2));
+      if (bytes_of(second.p) != bytes_of(whole.p))
+        return error(Code::kInternal, "parameters differ behind step {}", at);
+      if (optimizer != kLocalSteps) SOTTO_TRY(same_everywhere(*comm, whole));
+      SOTTO_TRY(import_state(*a, StateMode::kExact, blob));
+      SOTTO_ASSIGN(const std::vector<std::byte> mean, export_state(*a, StateMode::kMean));
+      SOTTO_ASSIGN(const auto flat,
+                   Optimizer::create(comm, config(optimizer, "flat"), third.specs()));
+      SOTTO_TRY(import_state(*flat, StateMode::kMean, mean));
+      SOTTO_TRY(train(*flat, third, at, at + 2));
+      if (optimizer != kLocalSteps) SOTTO_TRY(same_everywhere(*comm, third));
+      if (at == 6) {
+        const Status met = import_state(*flat, StateMode::kExact, blob);
+        if (met.text().find("is of the hierarchy") == std::string::npos)
+          return error(Code::kInternal, "status is {}", met.text());
+      }
+    }
+    return ok_status();
+  });
 }
 
 // Of any rank and tensor, with tensors that are never compressed: no rank updates anything.
@@ -154,33 +157,31 @@ TEST_P(OptimizerHierarchy, NonfiniteGradientsChangeNothing) {
 
 // Gradients that become ready one after the other give the bits of a step.
 TEST_P(OptimizerHierarchy, RoundsOfLateGradientsAreSteps) {
-  each(
-      [](const std::shared_ptr<Comm>& comm, const char* optimizer,
-         const char* hierarchy) -> Status {
-        const std::string json = config(optimizer, hierarchy);
-        Model plain(comm->rank()), late(comm->rank());
-        SOTTO_ASSIGN(const auto a, Optimizer::create(comm, json, plain.specs()));
-        SOTTO_ASSIGN(const auto b, Optimizer::create(comm, json, late.specs()));
-        SOTTO_ASSIGN(const auto overlap,
-                     Overlap::create_step(b, R"({"first_bucket_bytes": 1, "bucket_bytes": 3000})"));
-        for (uint64_t k = 0; k < 6; ++k) {
-          plain.gradients(k);
-          late.gradients(k);
-          SOTTO_TRY(do_step(*a));
-          SOTTO_ASSIGN(const OpRef op, overlap->begin({}, ReduceOp::kMean));
-          for (uint64_t i = late.counts.size(); i > 0; --i) {
-            const uint64_t t = (i + k + static_cast<uint64_t>(comm->rank())) % late.counts.size();
-            SOTTO_TRY(overlap->ready({&t, 1}, {}, std::nullopt));
-          }
-          SOTTO_TRY(overlap->finish());
-          SOTTO_TRY(comm->engine().wait(op, -1));
-          if (bytes_of(plain.p) != bytes_of(late.p))
-            return error(Code::kInternal, "parameters differ behind step {}", k);
-        }
-        overlap->close();
-        return ok_status();
-      },
-      true);
+  each_and_local_steps([](const std::shared_ptr<Comm>& comm, const char* optimizer,
+                          const char* hierarchy) -> Status {
+    const std::string json = config(optimizer, hierarchy);
+    Model plain(comm->rank()), late(comm->rank());
+    SOTTO_ASSIGN(const auto a, Optimizer::create(comm, json, plain.specs()));
+    SOTTO_ASSIGN(const auto b, Optimizer::create(comm, json, late.specs()));
+    SOTTO_ASSIGN(const auto overlap,
+                 Overlap::create_step(b, R"({"first_bucket_bytes": 1, "bucket_bytes": 3000})"));
+    for (uint64_t k = 0; k < 6; ++k) {
+      plain.gradients(k);
+      late.gradients(k);
+      SOTTO_TRY(do_step(*a));
+      SOTTO_ASSIGN(const OpRef op, overlap->begin({}, ReduceOp::kMean));
+      for (uint64_t i = late.counts.size(); i > 0; --i) {
+        const uint64_t t = (i + k + static_cast<uint64_t>(comm->rank())) % late.counts.size();
+        SOTTO_TRY(overlap->ready({&t, 1}, {}, std::nullopt));
+      }
+      SOTTO_TRY(overlap->finish());
+      SOTTO_TRY(comm->engine().wait(op, -1));
+      if (bytes_of(plain.p) != bytes_of(late.p))
+        return error(Code::kInternal, "parameters differ behind step {}", k);
+    }
+    overlap->close();
+    return ok_status();
+  });
 }
 
 // Nothing is compressed there, but ranks make local steps of their own, which the others do not

@@ -209,7 +209,8 @@ class ZeroOneStep {
   uint32_t flat_sums(uint32_t flags) {
     frame_.need_all();
     const uint32_t sums = b_.scratch(std::max<uint64_t>(1, layout_.flat_elements() * 4));
-    b_.fill({sums, 0, layout_.flat_elements() * 4}, 0);
+    // Padding travels with the mean of a host, and is not written below.
+    if (alone() && r_.shape.size > 1) b_.fill({sums, 0, layout_.flat_elements() * 4}, 0);
     b_.kernel<kernels::ZeroOneEncode>({.g = gradients(),
                                        .m = state(m_, Access::kRead),
                                        .b = state(local_sum_, Access::kRead),
