@@ -23,6 +23,9 @@ class LineSocket {
   LineSocket(LineSocket&& other) noexcept;
   LineSocket& operator=(LineSocket&&) = delete;
 
+  // The connection lasts as long as the process.
+  void leave_open() { owned_ = false; }
+
   // TRANSPORT: closed or reset; TIMEOUT.
   Status send(const std::string& text, const Clock& clock, Deadline deadline);
   // The next line, without its end. PROTOCOL: it is too long; errors as send.

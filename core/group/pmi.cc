@@ -43,10 +43,13 @@ class Pmi final : public ProcessManager {
  public:
   Pmi(std::string name, LineSocket socket, int32_t rank, const Clock& clock)
       : name_(std::move(name)), socket_(std::move(socket)), rank_(rank), clock_(clock) {}
-  // The server takes a process that ends without a word for one that has failed.
+  // Hydra takes a connection that is closed without a word for a process that has failed, and kills
+  // the job. After a failure it stays open, so that the caller can say what went wrong.
   ~Pmi() override {
-    if (!ready_ || getpid() != owner_) return;
-    (void)ask("cmd=finalize", "finalize_ack", Deadline::in_us(clock_, kFinalizeUs));
+    if (getpid() != owner_) return;
+    const bool said =
+        ready_ && ask("cmd=finalize", "finalize_ack", Deadline::in_us(clock_, kFinalizeUs)).ok();
+    if (!said) socket_.leave_open();
   }
 
   // By PMI_PORT a process says who it is, and is told its rank and size.

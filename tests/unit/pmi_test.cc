@@ -279,6 +279,20 @@ TEST_F(PmiPort, AServerOfAnotherJobIsNamed) {
               HasSubstr("answered with \"cmd=set debug=0\"; expected: cmd=set size=NUMBER"));
 }
 
+// Hydra kills a job one of whose connections is closed before the end, and the reason with it.
+TEST_F(PmiPort, AfterAFailureTheConnectionStaysOpen) {
+  std::thread client([this] { EXPECT_FALSE(meet_at(place_, 1, kLongUs).ok()); });
+  const int fd = accept(listener_, nullptr, nullptr);
+  constexpr char kReply[] = "cmd=initack\ncmd=set size=8\n";
+  EXPECT_EQ(write(fd, kReply, sizeof kReply - 1), static_cast<ssize_t>(sizeof kReply - 1));
+  client.join();
+  char text[64];
+  EXPECT_GT(recv(fd, text, sizeof text, 0), 0);  // cmd=initack
+  EXPECT_EQ(recv(fd, text, sizeof text, MSG_DONTWAIT), -1);
+  EXPECT_EQ(errno, EAGAIN);
+  close(fd);
+}
+
 TEST_F(PmiPort, APortWhereNobodyListens) {
   const test::ReservedPort port;
   place_.port = std::to_string(port.number());
