@@ -64,7 +64,7 @@ constexpr Kind kFirst[] = {
 constexpr uint64_t kBefore = 6;     // steps before the first fault: three launches
 constexpr uint64_t kDisturbed = 4;  // steps whose messages are disturbed
 constexpr uint64_t kSteps = kBefore + kDisturbed + 6;
-constexpr uint64_t kCount = 20'011;
+constexpr uint64_t kCount = 5'003;
 constexpr auto kClosing = std::chrono::seconds(kSanitized ? 5 : 1);
 
 // Live parameters, anchor and momentum.
@@ -184,7 +184,7 @@ std::vector<Outcome> run(const Kind& kind, const std::string& transport, int siz
   WorldOptions world;
   world.size = size;
   world.transport = transport;
-  world.params.segment_bytes = 32 * 1024;
+  world.params.segment_bytes = 8 * 1024;
   world.params.heartbeat_ms = 50;
   world.wrap_backends = [&](int32_t rank, BackendFactories* backends) {
     FaultScript script{.seed = d.send + 1, .max_delay_polls = 3};
@@ -261,7 +261,7 @@ constexpr uint64_t kLaunching = kBefore + 1;
 std::vector<Outcome> fail_launching(const Kind& kind) {
   std::vector<Outcome> outcomes(2);
   WorldOptions world = world_of("async", 2);
-  world.params.segment_bytes = 32 * 1024;
+  world.params.segment_bytes = 8 * 1024;
   std::barrier all_there(2);
   const Status status = run_world(world, [&](const std::shared_ptr<Comm>& comm) -> Status {
     Outcome& out = outcomes[static_cast<size_t>(comm->rank())];
@@ -368,7 +368,7 @@ bool expect_resumes(const Kind& kind, const std::vector<Outcome>& whole,
                     const std::vector<Outcome>& failed) {
   WorldOptions world;
   world.size = static_cast<int32_t>(whole.size());
-  world.params.segment_bytes = 32 * 1024;
+  world.params.segment_bytes = 8 * 1024;
   const Restart restart(kind, failed);
   std::vector<Hashes> ends(failed.size());
   const Status status = run_world(world, [&](const std::shared_ptr<Comm>& comm) -> Status {
