@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <new>
 #include <thread>
+#include <utility>
 
 #if defined(__SANITIZE_ADDRESS__)
 extern "C" {
@@ -106,6 +107,11 @@ void Context::adopt_thread() {
 }
 
 void Context::take_stack() { stack_ = spares.take(); }
+
+void Context::take_stack_of(Context& other) {
+  std::swap(stack_, other.stack_);
+  std::swap(fake_stack_, other.fake_stack_);
+}
 
 void Context::arm(void (*entry)(), size_t colour) {
 #if defined(__SANITIZE_ADDRESS__)

@@ -49,6 +49,9 @@ class Context {
   // The next switch to this context calls entry(), which must never return. `colour` bytes are left
   // free at the stack's top: page-aligned stacks would share one set of the first-level cache.
   void arm(void (*entry)(), size_t colour);
+  // Runs on with the stack of `other`, which the caller is on and which is not switched to before
+  // it is armed again. Not under ThreadSanitizer, to which both would be one thread.
+  void take_stack_of(Context& other);
   // Returns when a fiber switches back. dies: none will.
   void switch_to(Context& other, bool dies);
 

@@ -21,7 +21,7 @@ constexpr uint64_t kUnreadable = 0xdeadbeefdeadbeefull;
 // Lanes of one warp that run on end in random order before another warp may.
 constexpr int kBurst = 64;
 
-thread_local Scheduler* current = nullptr;
+thread_local SIMT_STATIC_TLS Scheduler* current = nullptr;
 std::atomic<uint64_t> came_to_collectives{0};
 
 struct TlsBlock {
@@ -133,12 +133,30 @@ void Scheduler::leave(bool dies) {
 }
 
 void Scheduler::thread_main() {
-  acquire_edge(&current->started_);
-  (*current->body_)();
-  release_edge(&current->joined_);
-  current->ended(*current->running_);
+  do {
+    acquire_edge(&current->started_);
+    (*current->body_)();
+    release_edge(&current->joined_);
+    current->ended(*current->running_);
+  } while (current->begin_next_here());
   current->leave(true);
   std::abort();
+}
+
+// In natural order a lane that has not begun yet needs no stack of its own before it waits.
+bool Scheduler::begin_next_here() {
+#ifdef SIMT_TSAN
+  return false;
+#else
+  Thread& done = *running_;
+  const uint32_t warp = done.index / kWarp, ready = warps_[warp].ready;
+  if (shuffled_ || ready == 0) return false;
+  Thread& next = *threads_[warp * kWarp + pick_lane(ready)];
+  if (next.state != State::kFresh) return false;
+  next.context.take_stack_of(done.context);
+  run(next);
+  return true;
+#endif
 }
 
 int Scheduler::barrier(BarrierResult kind, bool predicate, const Location& at) {
@@ -300,10 +318,14 @@ bool Scheduler::run_warp(uint32_t index) {
 // Makes `t` the running thread. Returns what to switch to.
 Context& Scheduler::begin(Thread& t) {
   if (t.state == State::kFresh) t.context.arm(&thread_main, t.index * 320 % 4096);
+  run(t);
+  return t.context;
+}
+
+void Scheduler::run(Thread& t) {
   t.state = State::kReady;
   running_ = &t;
   threadIdx = t.position;
-  return t.context;
 }
 
 // Who has ended counts no more at barriers and in masks, so that others may go on.

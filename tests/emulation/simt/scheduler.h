@@ -78,6 +78,8 @@ class Scheduler {
   bool run_warp(uint32_t index);
   uint32_t pick_lane(uint32_t ready);
   Context& begin(Thread& thread);
+  bool begin_next_here();
+  void run(Thread& thread);
   void ended(Thread& thread);
   void release_barrier();
   bool complete(const Thread& asking);
