@@ -22,7 +22,7 @@ UCX_WITHOUT='(Optimizer|Outer|Overlap|Codec|Reduce|Exchange|Unequal|TwoLevel)[A-
 LAYERS_WITHOUT='(Codec|Overlap|Outer)[A-Za-z]*[.].*/(async|ordered)|(Optimizer|Hierarchy)[A-Za-z]*[.].*/(async|ordered|tcp)|OptimizerIdentity|OverlapHierarchy[.].*/device_memory$|OnHosts[.].*_......$'
 ASAN_WITHOUT="$COMMON_WITHOUT|$UCX_WITHOUT|$LAYERS_WITHOUT|/async"
 # Nor under ThreadSanitizer: cases of arithmetic or memory alone, and what repeats exchanges, overlaps and levels for minutes.
-TSAN_WITHOUT="$COMMON_WITHOUT|$UCX_WITHOUT|$LAYERS_WITHOUT|OverlapHierarchy[.]HasTheBits|TwoLevels[.].*_5$|CodecSizes|CodecBits|ReduceMatrix|device_memory|/Unequal[.].*/[ao]|/Exchange[.].*/[ao]|OverlapSteps[.].*/tcp"
+TSAN_WITHOUT="$COMMON_WITHOUT|$UCX_WITHOUT|$LAYERS_WITHOUT|OverlapHierarchy[.]HasTheBits|TwoLevels[.].*_5$|CodecSizes|CodecBits|ReduceMatrix|device_memory|/Unequal[.].*/[ao]|/Exchange[.].*/[ao]|OverlapSteps[.].*/tcp|CapiPredict|StreamsHaveTheBytes|BytesOfTheTrainers|CommitGate|CompressedLayout|DirectPlan|PredictReport"
 # ThreadSanitizer knows 8128 threads at most, and takes every emulated CUDA thread for one: four ranks are too
 # many, and three that use codecs beside many others.
 TSAN_GPU_WITHOUT='_4$|FourRanks|WithMoreRanks/(OneBit|Int8|OneBitAdam|OneBitLamb|ZeroOneAdam)$'

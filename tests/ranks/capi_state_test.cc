@@ -39,7 +39,8 @@ struct Model {
   int32_t rank;
 
   // State of the last one is in several parts, if it is not smaller.
-  explicit Model(int32_t rank_in, uint64_t last = 600'000) : rank(rank_in) {
+  static constexpr uint64_t kSeveralParts = kSanitized ? 280'000 : 600'000;
+  explicit Model(int32_t rank_in, uint64_t last = kSeveralParts) : rank(rank_in) {
     const uint64_t counts[] = {1000, 37, last};
     for (uint64_t i = 0; i < 1037 + last; ++i) p.push_back(std::sin(static_cast<float>(i)));
     g.resize(p.size());
