@@ -28,6 +28,8 @@ struct Subject {
   uint64_t align = 64;
   bool compat = false;
 };
+// Else gtest prints the bytes of every case, whichever runs.
+void PrintTo(const Subject& subject, std::ostream* out) { *out << subject.name; }
 constexpr Subject kLamb{"lamb", R"({"type": "OneBitLamb", "params": {"lr": 0.01,
     "weight_decay": 0.01, "freeze_step": 5, "betas": [0.9, 0.99]}})"};
 constexpr Subject kAdam{"adam", R"({"type": "OneBitAdam", "params": {"lr": 0.01,

@@ -16,6 +16,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <ostream>
 #include <random>
 #include <string>
 #include <vector>
@@ -36,6 +37,8 @@ struct TransportCase {
   // Any process may connect, so a wrong one is refused alone, and the ranks wait on.
   bool refuses_alone = false;
 };
+// Else gtest prints the bytes of every case, whichever runs.
+inline void PrintTo(const TransportCase& which, std::ostream* out) { *out << which.name; }
 inline std::string case_name(const testing::TestParamInfo<TransportCase>& info) {
   return info.param.name;
 }
