@@ -21,7 +21,7 @@ constexpr uint64_t kUnreadable = 0xdeadbeefdeadbeefull;
 // Lanes of one warp that run on end in random order before another warp may.
 constexpr int kBurst = 64;
 
-thread_local SIMT_STATIC_TLS Scheduler* current = nullptr;
+thread_local Scheduler* current = nullptr;
 std::atomic<uint64_t> came_to_collectives{0};
 
 struct TlsBlock {

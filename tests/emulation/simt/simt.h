@@ -24,12 +24,9 @@
 
 #define SIMT_API __attribute__((visibility("default")))
 
-// Read many times by every emulated thread: at a fixed place of an OS thread's storage.
-#define SIMT_STATIC_TLS __attribute__((tls_model("initial-exec")))
-
 // Variables, since macros of these names would meet cudaLaunchConfig_t::gridDim.
-extern constinit thread_local SIMT_STATIC_TLS SIMT_API uint3 threadIdx, blockIdx;
-extern constinit thread_local SIMT_STATIC_TLS SIMT_API dim3 blockDim, gridDim;
+extern constinit thread_local SIMT_API uint3 threadIdx, blockIdx;
+extern constinit thread_local SIMT_API dim3 blockDim, gridDim;
 
 namespace simt {
 
