@@ -32,7 +32,7 @@ import sotto
 from sotto.deepspeed import files
 
 STEPS, EVERY, STOP = 24, 6, 15
-LIMIT_S = 200
+LIMIT_S = 300
 MET_S = 40  # for the other ranks to meet the death of one
 NO_CLUSTER = 77  # exit code: Ray itself does not start here
 

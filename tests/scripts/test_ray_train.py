@@ -17,7 +17,7 @@ from launcher_environment import ROOT, environment
 
 PYTHON = ROOT / ".venv/bin/python"
 FOLDERS = ("bindings/python/src", "bindings/python/tests", "integration/launchers")
-TIMEOUT_S, END_S = 480, 30
+TIMEOUT_S, END_S = 700, 30
 NO_CLUSTER = 77  # exit code of ray_job.py
 # What Ray does besides: reports to its makers, passwords in the home folder, and processes that nothing here asks.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
