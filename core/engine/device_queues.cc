@@ -30,16 +30,15 @@ Status DeviceQueues::order(QueuedOp& op, uint32_t step) {
   const uint32_t bit = 1u << lane;
   // The latest predecessor of each lane.
   std::array<const StepEvent*, kMaxLanes> latest{};
+  SmallVector<StepEvent*> inputs;
   for (uint32_t p : plan.order.preds(step)) {
     const Step& before = plan.steps[p];
     if (!on_lane(plan, before)) continue;
     StepEvent& event = (*op.events_)[p];
     if (before.await() != nullptr) {
-      if (event.id == 0 || op.steps().progress[p] == StepProgress::kDone ||
-          (event.awaited_by & bit) != 0)
-        continue;
-      event.awaited_by |= bit;
-      SOTTO_TRY(device.wait(lane, event.id));
+      // Other steps need what the host knows of it: where it is.
+      if (s.user && event.id != 0 && op.steps().progress[p] != StepProgress::kDone)
+        inputs.push_back(&event);
       continue;
     }
     if (event.ordered) op.ordered_lanes_ |= bit;
@@ -59,6 +58,15 @@ Status DeviceQueues::order(QueuedOp& op, uint32_t step) {
     if (event == nullptr || std::any_of(latest.begin(), latest.end(), covers)) continue;
     SOTTO_TRY(device.wait(lane, event->id));
     for (size_t k = 0; k < after.size(); ++k) after[k] = std::max(after[k], event->before[k]);
+  }
+  for (StepEvent* input : inputs) {
+    bool comes_after = (input->awaited_by & bit) != 0;
+    for (uint32_t k = 0; k < after.size(); ++k)
+      comes_after |= (input->awaited_by >> k & 1) != 0 && after[k] >= input->before[k];
+    if (comes_after) continue;
+    SOTTO_TRY(device.wait(lane, input->id));
+    input->awaited_by |= bit;
+    input->before[lane] = after[lane] + 1;
   }
   if (op.after_ == 0 || !s.user || (op.ordered_lanes_ & bit) != 0) return ok_status();
   op.ordered_lanes_ |= bit;

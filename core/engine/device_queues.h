@@ -24,12 +24,12 @@ namespace sotto {
 // How much of every lane comes before something: positions count what was ever issued to a lane.
 using LaneClock = std::array<uint64_t, kMaxLanes>;
 
-// An event behind a step, and what was before it.
+// An event behind a step, and what was before it; of an input, each lane's first call behind it.
 struct StepEvent {
   EventId id = 0;
   LaneClock before{};
   bool ordered = false;     // the user's stream too
-  uint32_t awaited_by = 0;  // of an input: bit k: lane k waits for it
+  uint32_t awaited_by = 0;  // of an input: bit k: lane k waits, from before[k] on
 };
 
 struct DeviceQueue;

@@ -120,6 +120,10 @@ OpSignature AverageRounds::signature(ReduceOp reduce, uint64_t tag) const {
 Result<OpRef> AverageRounds::launch(const CallOptions& options, ReduceOp reduce,
                                     std::shared_ptr<RoundOwner> owner) {
   SOTTO_ASSIGN(const Prepared* p, prepared(reduce));
+  // All that the round touches is behind the streams on which gradients become ready.
+  CallOptions own = options;
+  if (own.stream && device_->caps().streams) SOTTO_TRY(device_->check_stream(*own.stream));
+  own.stream.reset();
   const auto bind = [&](Run& run) {
     const OverlapPlan& slots = p->slots;
     for (size_t t = 0; t < tensors_.size(); ++t) run.bases[slots.slots[t]] = tensors_[t].data;
@@ -129,7 +133,7 @@ Result<OpRef> AverageRounds::launch(const CallOptions& options, ReduceOp reduce,
                  order == kNoSlot ? nullptr : static_cast<uint32_t*>(run.bases[order]));
   };
   return rounds_comm_->launch(p->plan, signature(reduce, options.tag), std::ref(bind),
-                              comm_->engine().pool().make<Hooks>(*this, *p, owner), options);
+                              comm_->engine().pool().make<Hooks>(*this, *p, owner), own);
 }
 
 void AverageRounds::ended(const Prepared& prepared, Status& status,
