@@ -96,21 +96,44 @@ void make_and_end(sotto_overlap* overlap, const WorkKind& kind, int rank, int ro
   }
 }
 
-// What the operation says.
-std::string end_of(sotto_op** op, sotto_status expected) {
-  const sotto_status status = sotto_op_wait(*op, -1);
-  const std::string says = status == SOTTO_OK ? "" : sotto_last_error();
-  OK(sotto_op_release(std::exchange(*op, nullptr)));
-  require(status == expected, fmt::format("{} {}", sotto_status_name(status), says));
-  return says;
-}
+// Has one operation at a time.
+class OneByOne : public Work {
+ public:
+  OneByOne(const WorkKind& kind, const ProcessRank& place, int64_t timeout_us)
+      : kind_(kind), place_(place), timeout_us_(timeout_us) {}
+  void end() override {
+    if (op_ == nullptr) return;
+    (void)sotto_op_wait(op_, -1);
+    OK(sotto_op_release(op_));
+  }
+
+ protected:
+  sotto_call call_behind(const Tensors& tensors) const {
+    sotto_call call = tensors.call();
+    call.timeout_us = timeout_us_;
+    return call;
+  }
+  // What the operation says.
+  std::string finish(sotto_status expected) {
+    const sotto_status status = sotto_op_wait(op_, -1);
+    const std::string says = status == SOTTO_OK ? "" : sotto_last_error();
+    OK(sotto_op_release(std::exchange(op_, nullptr)));
+    require(status == expected, fmt::format("{} {}", sotto_status_name(status), says));
+    return says;
+  }
+
+  const WorkKind& kind_;
+  const ProcessRank& place_;
+  const int64_t timeout_us_;
+  sotto_op* op_ = nullptr;
+};
 
 // A step per round, the caller's stream in front and behind. Gradients that become ready one by one
 // have another stream.
-class Training final : public Work {
+class Training final : public OneByOne {
  public:
   Training(const WorkKind& kind, const ProcessRank& place, sotto_comm* comm, int64_t timeout_us)
-      : kind_(kind), place_(place), timeout_us_(timeout_us) {
+      : OneByOne(kind, place, timeout_us) {
     sotto_param params[2] = {};
     for (size_t t = 0; t < 2; ++t) {
       p_[t].resize(kCounts[t]);
@@ -142,8 +165,7 @@ class Training final : public Work {
   }
 
   std::string round(int round) override {
-    sotto_call call = tensors_.call();
-    call.timeout_us = timeout_us_;
+    const sotto_call call = call_behind(tensors_);
     for (size_t t = 0; t < 2; ++t) tensors_.copy(before_[round][t], p_[t]);
     const auto make = [&](uint64_t t) {
       gradients().copy(g_[t], given_[round][t]);
@@ -158,7 +180,7 @@ class Training final : public Work {
     }
     OK(sotto_op_stream_wait(op_, tensors_.stream()));
     for (size_t t = 0; t < 2; ++t) tensors_.copy(seen_[round][t], p_[t]);
-    const std::string says = end_of(&op_, kind_.status(round));
+    const std::string says = finish(kind_.status(round));
     tensors_.sync();
     gradients().sync();
     return says;
@@ -172,34 +194,25 @@ class Training final : public Work {
     }
     return all + bytes_of(p_[0]) + bytes_of(p_[1]);
   }
-  void end() override {
-    if (op_ == nullptr) return;
-    (void)sotto_op_wait(op_, -1);
-    OK(sotto_op_release(op_));
-  }
 
  private:
   static constexpr size_t kCounts[2] = {kN, 17};
 
   Tensors& gradients() { return kind_.overlap == nullptr ? tensors_ : gradients_; }
 
-  const WorkKind& kind_;
-  const ProcessRank& place_;
-  const int64_t timeout_us_;
   Tensors tensors_{Where::kCuda}, gradients_{Where::kCuda};
   std::vector<float> p_[2], g_[2];
   std::vector<float> given_[kMaxRounds][2], before_[kMaxRounds][2], seen_[kMaxRounds][2];
   sotto_optim* optim_ = nullptr;
   sotto_overlap* overlap_ = nullptr;  // null: steps begin when all gradients are there
-  sotto_op* op_ = nullptr;
 };
 
 // A round of an overlap per round: each of two gradients becomes ready on a stream of its own, on
 // which it is seen behind the round.
-class Rounds final : public Work {
+class Rounds final : public OneByOne {
  public:
   Rounds(const WorkKind& kind, const ProcessRank& place, sotto_comm* comm, int64_t timeout_us)
-      : kind_(kind), place_(place), timeout_us_(timeout_us) {
+      : OneByOne(kind, place, timeout_us) {
     sotto_buffer like[2];
     for (size_t t = 0; t < 2; ++t) {
       Gradient& g = gradients_[t];
@@ -219,8 +232,7 @@ class Rounds final : public Work {
   ~Rounds() override { (void)sotto_overlap_destroy(overlap_); }
 
   std::string round(int round) override {
-    sotto_call call = gradients_[0].tensors.call();
-    call.timeout_us = timeout_us_;
+    const sotto_call call = call_behind(gradients_[0].tensors);
     OK(sotto_overlap_begin(overlap_, &call, &op_));
     make_and_end(overlap_, kind_, place_.rank, round, [&](uint64_t t) {
       Gradient& g = gradients_[t];
@@ -232,7 +244,7 @@ class Rounds final : public Work {
       // Else gradients are undefined.
       if (kind_.status(round) == SOTTO_OK) g.tensors.copy(g.seen[round], g.values);
     }
-    const std::string says = end_of(&op_, kind_.status(round));
+    const std::string says = finish(kind_.status(round));
     for (Gradient& g : gradients_) g.tensors.sync();
     return says;
   }
@@ -244,11 +256,6 @@ class Rounds final : public Work {
     }
     return all;
   }
-  void end() override {
-    if (op_ == nullptr) return;
-    (void)sotto_op_wait(op_, -1);
-    OK(sotto_op_release(op_));
-  }
 
  private:
   struct Gradient {
@@ -256,20 +263,16 @@ class Rounds final : public Work {
     std::vector<float> values = std::vector<float>(kN), given[kMaxRounds], seen[kMaxRounds];
   };
 
-  const WorkKind& kind_;
-  const ProcessRank& place_;
-  const int64_t timeout_us_;
   Gradient gradients_[2];
   sotto_overlap* overlap_ = nullptr;
-  sotto_op* op_ = nullptr;
 };
 
 // An inner step and what follows on it per round, the caller's stream in front and behind. A round
 // sees the end of the average that it has launched.
-class OuterSteps final : public Work {
+class OuterSteps final : public OneByOne {
  public:
   OuterSteps(const WorkKind& kind, const ProcessRank& place, sotto_comm* comm, int64_t timeout_us)
-      : kind_(kind), place_(place), timeout_us_(timeout_us) {
+      : OneByOne(kind, place, timeout_us) {
     for (size_t i = 0; i < kN; ++i) p_[i] = 0.01f * static_cast<float>(i % 97) - 0.3f;
     sotto_param param = {};
     param.struct_size = sizeof(sotto_param);
@@ -288,14 +291,12 @@ class OuterSteps final : public Work {
 
   std::string round(int round) override {
     tensors_.copy(p_, given_[round]);
-    sotto_call call = tensors_.call();
-    call.timeout_us = timeout_us_;
+    const sotto_call call = call_behind(tensors_);
     OK(sotto_outer_vote(outer_, 1u << (2 * round + place_.rank)));  // goes with the average
     OK(sotto_outer_step(outer_, &call, &op_));
     OK(sotto_op_stream_wait(op_, tensors_.stream()));
     tensors_.copy(seen_[round], p_);
-    OK(sotto_op_wait(op_, -1));
-    OK(sotto_op_release(std::exchange(op_, nullptr)));
+    finish(SOTTO_OK);
     uint64_t length = 0;
     OK(sotto_outer_state_export(outer_, SOTTO_STATE_EXACT, nullptr, 0, &length));
     tensors_.sync();
@@ -309,20 +310,11 @@ class OuterSteps final : public Work {
     for (int round = 0; round < kind_.rounds; ++round) all += bytes_of(seen_[round]);
     return all;
   }
-  void end() override {
-    if (op_ == nullptr) return;
-    (void)sotto_op_wait(op_, -1);
-    OK(sotto_op_release(op_));
-  }
 
  private:
-  const WorkKind& kind_;
-  const ProcessRank& place_;
-  const int64_t timeout_us_;
   Tensors tensors_{Where::kCuda};
   std::vector<float> p_ = std::vector<float>(kN), given_[kMaxRounds], seen_[kMaxRounds];
   sotto_outer* outer_ = nullptr;
-  sotto_op* op_ = nullptr;
 };
 
 }  // namespace
