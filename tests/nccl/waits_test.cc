@@ -251,8 +251,13 @@ std::string left_out(const WorkKind& kind, const ProcessRank& place, const fake_
       [&](int) { fake_cuda::make_late(wait.awaited, 0); });
 }
 
-size_t rounds_of(const WorkKind& kind, int stage) {
-  return static_cast<size_t>(std::count(kind.stage, kind.stage + kind.rounds, stage));
+// In how many rounds of the stage a wait has been left out that is called needless. A wait that
+// says of withdrawals shows only in the round in which a rank withdraws: there it is all of them.
+size_t rounds_to_leave_out(const WorkKind& kind, int stage) {
+  const bool withdraws = std::any_of(kind.withdrawn_by, kind.withdrawn_by + kind.rounds,
+                                     [](int rank) { return rank != 0; });
+  return withdraws ? static_cast<size_t>(std::count(kind.stage, kind.stage + kind.rounds, stage))
+                   : 1;
 }
 
 const WorkKind& kind_named(const char* name) {
@@ -291,9 +296,8 @@ SOTTO_RANK_MAIN(nccl_waits) {
       }
     }
     if (shows) ++needed;
-    // Which record is awaited may depend on time; and some show only in a round with a value that
-    // is not finite, or of which a rank withdraws.
-    if (!shows && rounds.size() == rounds_of(kind, site.stage)) {
+    // Which record is awaited may depend on time: then it was not left out.
+    if (!shows && rounds.size() >= rounds_to_leave_out(kind, site.stage)) {
       text += fmt::format("; stage {}, stream {} for record {} of stream {} is not needed",
                           site.stage, site.stream, site.record, site.awaited);
     }
