@@ -400,7 +400,7 @@ uint32_t add_padded_list(PlanBuilder& b, const CompressedLayout& layout, Dtype t
 }
 
 CompressedSlots add_codec_slots(PlanBuilder& b, const CompressedLayout& layout,
-                                const CodecSettings& codec, bool serves, KeptState* kept) {
+                                const CodecSettings& codec, bool serves, bool state_copied) {
   const bool has_scales = codec.row().scales;
   const auto errors = [&](uint64_t elements) {
     return codec.residual ? b.bound(elements * 4) : kNoSlot;
@@ -410,7 +410,7 @@ CompressedSlots add_codec_slots(PlanBuilder& b, const CompressedLayout& layout,
   };
   // What encoders change.
   const auto of_workers = [&](uint64_t bytes) {
-    return kept != nullptr ? kept->add(bytes) : b.bound(bytes);
+    return state_copied ? bound_with_copy(b, bytes) : b.bound(bytes);
   };
   const auto result = [&](uint64_t bytes) {
     return has_scales ? b.bound(bytes) : b.scratch(bytes);
@@ -441,7 +441,7 @@ CompressedResult emit_compressed_all_reduce(PlanBuilder& b, const CompressedRequ
   r.levels == nullptr ? emit_one_level(x, &result) : emit_two_levels(x, &result);
   result.gate = gate_all(x, r.slots.messages, {result.gate_workers, 0, kCommit}, kSkipServer);
   emit_server_reset(x, result.gate);
-  if (r.kept == nullptr && r.slots.worker != kNoSlot) x.coding.undo(b, r);
+  if (!r.state_copied && r.slots.worker != kNoSlot) x.coding.undo(b, r);
   return result;
 }
 

@@ -62,14 +62,14 @@ uint32_t add_padded_list(PlanBuilder& builder, const CompressedLayout& layout, D
 uint32_t add_worker_flags(PlanBuilder& builder, const CompressedLayout& layout);
 
 // Adds the slots of a codec's state and result for a layout. Results with scales outlive the
-// operation: bound. serves: this rank has a shard. kept: not null: takes what encoders change.
+// operation: bound. serves: this rank has a shard. state_copied: as CompressedRequest has it.
 CompressedSlots add_codec_slots(PlanBuilder& builder, const CompressedLayout& layout,
                                 const CodecSettings& codec, bool serves = true,
-                                KeptState* kept = nullptr);
+                                bool state_copied = false);
 // Of 1 bit.
 inline CompressedSlots add_onebit_slots(PlanBuilder& builder, const CompressedLayout& layout,
-                                        bool serves, KeptState* kept) {
-  return add_codec_slots(builder, layout, {}, serves, kept);
+                                        bool serves, bool state_copied) {
+  return add_codec_slots(builder, layout, {}, serves, state_copied);
 }
 
 }  // namespace sotto

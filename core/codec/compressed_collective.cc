@@ -39,7 +39,7 @@ CompressedMean emit_compressed_mean(PlanBuilder& b, const CompressedMeanRequest&
 CompressedMean ServerCoding::mean(PlanBuilder& b, const CompressedMeanRequest& request) const {
   CompressedMean mean;
   mean.slots = add_codec_slots(b, *request.layout, request.codec,
-                               serves(request.levels, request.rank), request.kept);
+                               serves(request.levels, request.rank), request.state_copied);
   mean.slots.valid = request.valid;
   if (mean.slots.server != kNoSlot) b.committed(mean.slots.server);
   CompressedRequest r;
@@ -53,7 +53,7 @@ CompressedMean ServerCoding::mean(PlanBuilder& b, const CompressedMeanRequest& r
   r.kind = request.codec.kind;
   r.block = request.codec.block;
   r.late = request.late;
-  r.kept = request.kept;
+  r.state_copied = request.state_copied;
   r.encode = [&](std::vector<Piece> pieces, const EncodeTarget& to) {
     encode(b, request, mean.slots, std::move(pieces), to);
   };
@@ -87,9 +87,8 @@ CompressedSlots ServerCoding::own_payload(PlanBuilder& b, const CompressedMeanRe
   const ScaleSlots scales{b.scratch(std::max<uint64_t>(1, layout.worker_blocks() * 4)),
                           own.worker_counts, b.scratch(layout.instances() * 4), own.messages,
                           add_worker_flags(b, layout)};
-  KeptState kept(b);  // nothing is taken back
   CompressedMeanRequest encoded = r;
-  encoded.kept = &kept;
+  encoded.state_copied = true;  // `own` is scratch
   const std::vector<NormRange> ranges = layout.worker_ranges(0);
   for (uint32_t s = 0; s < layout.sections().size(); ++s) {
     for (uint32_t k = 0; k < layout.servers(); ++k) {

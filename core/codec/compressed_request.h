@@ -55,7 +55,7 @@ struct CompressedRequest {
   // Not null: what is encoded is inputs that arrive. Sections go in the order in which what they
   // need arrives.
   const LateInputs* late = nullptr;
-  KeptState* kept = nullptr;  // of `slots`; not null: nothing is taken back
+  bool state_copied = false;  // what encoders change comes back without them (bound_with_copy)
   // Emits the encoder of one run and its undo.
   std::function<void(std::vector<Piece> pieces, const EncodeTarget& to)> encode;
 };
@@ -92,7 +92,7 @@ struct CompressedMeanRequest {
   bool commits = false;
   uint64_t segment_bytes = 256 * 1024;  // 0: messages are not cut
   const LateInputs* late = nullptr;     // as CompressedRequest::late
-  KeptState* kept = nullptr;            // not null: what encoders change is kept there
+  bool state_copied = false;            // as CompressedRequest::state_copied
 };
 
 struct CompressedMean {

@@ -23,7 +23,7 @@ class OnebitCoding final : public ServerCoding {
                 .sums = blocks(to.blocks, Access::kWrite),
                 .valid = valid_operand(slots.valid, *r.layout, to.shard_begin),
                 .flags = whole(to.flags, Access::kReadWrite, to.flags_offset, 4)}},
-        std::move(pieces), args, r.kept == nullptr);
+        std::move(pieces), args, !r.state_copied);
   }
 
   void serve(PlanBuilder& b, const CompressedRequest& r, ServerRun run,

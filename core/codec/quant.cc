@@ -20,7 +20,7 @@ class QuantCoding final : public ServerCoding {
       return;
     }
     operands.e = flat(slots.worker, Access::kReadWrite, 32);
-    b.kernel_with_undo<kernels::QuantEncode>(operands, std::move(pieces), args, r.kept == nullptr);
+    b.kernel_with_undo<kernels::QuantEncode>(operands, std::move(pieces), args, !r.state_copied);
   }
 
   void serve(PlanBuilder& b, const CompressedRequest& r, ServerRun run,

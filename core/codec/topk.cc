@@ -54,7 +54,7 @@ class Gather {
   }
   CompressedMean emit() {
     CompressedMean mean;
-    mean.slots = add_codec_slots(b_, layout_, r_.codec, true, r_.kept);
+    mean.slots = add_codec_slots(b_, layout_, r_.codec, true, r_.state_copied);
     rows_ = b_.scratch(std::max<uint64_t>(1, bytes_ * ranks_));
     flags_ = b_.scratch(4);
     b_.fill({flags_, 0, 4}, 0);
@@ -141,7 +141,7 @@ class Gather {
 
   void encode_and_send(const CompressedSlots& slots, const SparseRun& run) {
     if (r_.late != nullptr) r_.late->need(run.pieces);
-    encode(slots, run, r_.kept == nullptr);
+    encode(slots, run, !r_.state_copied);
     for (uint32_t i = 1; i < ranks_; ++i)
       b_.send(static_cast<int32_t>(peer(i)), row(run, me_), round_);
   }

@@ -253,7 +253,7 @@ GradientStage StepFrame::compressed_average() {
   r.valid = valid();
   r.segment_bytes = shape().sizes.segment_bytes;
   r.late = late();
-  r.kept = kept();
+  r.state_copied = state_copied();
   const CompressedMean mean = emit_compressed_mean(builder(), r);
   slots().codec = mean.slots;
   worker_messages_ = {mean.exchange.worker_messages, 0, shape().layout->message_bytes()};
@@ -277,7 +277,6 @@ uint32_t StepFrame::settle(uint32_t word) {
                                observes ? tensors() * sizeof(uint32_t) : 0);
   const uint32_t settled = builder().scratch(4);
   decide_round(builder(), slots().end, word, settled);
-  kept_.commit(settled);
   return settled;
 }
 
@@ -374,9 +373,6 @@ StepPlan StepFrame::finish(uint32_t word, Region worker_messages, bool tensor_st
       v.first_order_bytes = round.first_order.bytes;
       v.first_order = place(round.first_order.slot, round.first_order.bytes);
     }
-    CompressedSlots& codec = slots().codec;
-    codec.worker = kept_.bound_of(codec.worker);
-    codec.worker_scale = kept_.bound_of(codec.worker_scale);
   }
   const uint32_t outcome = builder().scratch(end);
   for (const auto& [slot, offset] : places) builder().alias(slot, outcome, offset);

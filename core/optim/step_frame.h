@@ -29,7 +29,7 @@ class StepFrame : public StepOperands {
   // What reads gradients comes behind one of these, which are nothing where all are there. A codec
   // asks for them itself, by what it is given here (null: all are there).
   void need_all() { need_inputs(inputs_.size()); }
-  KeptState* kept() { return shape().average.late == nullptr ? nullptr : &kept_; }
+  bool state_copied() const { return late() != nullptr; }  // CompressedRequest::state_copied
   const LateInputs* late() const { return shape().average.late == nullptr ? nullptr : &late_; }
 
   // Averages gradients over ranks, in full precision or with the shape's codec; clips; decides.
@@ -87,7 +87,6 @@ class StepFrame : public StepOperands {
   size_t arrived_ = 0;                         // inputs
   std::vector<std::function<void(Tensors)>> on_arrival_;
   LateInputs late_;
-  KeptState kept_{builder()};
   StepVerdict verdict_;
   uint32_t norm_ = kNoSlot;  // double
   uint32_t norm_messages_ = kNoSlot;

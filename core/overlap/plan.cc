@@ -49,7 +49,6 @@ class RoundBuilder {
 
   const OverlapShape& x_;
   PlanBuilder b_;
-  KeptState kept_{b_};
   OverlapPlan out_;
   std::vector<uint32_t> worker_messages_;  // by bucket; kNoSlot: it has no elements
   std::vector<uint32_t> bucket_slots_;  // by bucket: its first slot; then the end of those of all
@@ -154,11 +153,9 @@ Status RoundBuilder::compress(size_t index, std::span<const Run> runs, uint32_t 
   }
   CompressedMeanRequest r{x_.rank, &bucket, x_.coding->settings, in, out, x_.levels};
   r.segment_bytes = x_.sizes.segment_bytes;
-  r.kept = &kept_;
+  r.state_copied = true;
   const CompressedMean mean = emit_compressed_mean(b_, r);
-  CompressedSlots& slots = out_.codecs.back() = mean.slots;
-  slots.worker = kept_.bound_of(slots.worker);
-  slots.worker_scale = kept_.bound_of(slots.worker_scale);
+  out_.codecs.back() = mean.slots;
   worker_messages_.back() = mean.exchange.worker_messages;
   for (const Run& run : runs) {
     const FlatLayout layout = layout_of(run);
@@ -204,7 +201,6 @@ void RoundBuilder::exchange_messages() {
   out_.end = emit_round_end(b_, x_.rank, x_.size, order_bytes);
   const uint32_t word = b_.scratch(4);
   decide(word);
-  kept_.commit(word);
   uint64_t bytes = 8;  // the word
   const auto place = [&](uint64_t n) { return std::exchange(bytes, bytes + (n + 7) / 8 * 8); };
   const Region& messages = out_.end.messages;

@@ -5,7 +5,7 @@
 // input is there, whatever is missing of others. Behind the last input ranks exchange a message
 // each (core/plan/late_inputs.h).
 //
-// With a codec a bucket is compressed on its own, and its state is kept until all ranks commit.
+// With a codec a bucket is compressed on its own, and its state comes back unless all ranks commit.
 #pragma once
 
 #include <cstdint>

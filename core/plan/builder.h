@@ -69,7 +69,7 @@ class PlanBuilder {
     return add_step(call_of<K>(operands, std::move(pieces), args), std::move(options));
   }
   // The same, and K::Undo takes it back if the operation does not commit; undone = false: what it
-  // changes is kept (KeptState).
+  // changes comes back anyway (bound_with_copy).
   template <class K>
   uint32_t kernel_with_undo(const typename K::template Operands<OperandRef>& operands,
                             std::vector<Piece> pieces, const typename K::Args& args,

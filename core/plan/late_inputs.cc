@@ -1,6 +1,5 @@
 #include "core/plan/late_inputs.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "core/base/text.h"
@@ -50,24 +49,14 @@ void decide_round(PlanBuilder& b, const RoundEnd& end, uint32_t prior, uint32_t 
                static_cast<uint32_t>(end.messages.bytes / sizeof(RoundMessage)), kSkipNonfinite});
 }
 
-uint32_t KeptState::add(uint64_t bytes) {
-  const Copy copy{b_.bound(bytes), b_.scratch(bytes), bytes};
-  b_.committed(copy.state);
-  b_.copy({copy.work, 0, bytes}, {copy.state, 0, bytes});
-  copies_.push_back(copy);
-  return copy.work;
-}
-
-uint32_t KeptState::bound_of(uint32_t slot) const {
-  const auto copy = std::ranges::find(copies_, slot, &Copy::work);
-  return copy == copies_.end() ? slot : copy->state;
-}
-
-void KeptState::commit(uint32_t word) const {
-  KernelOptions options;
-  options.phase = Phase::kCommitting;
-  options.predicate = {word, 0, kCommit};
-  for (const Copy& c : copies_) b_.copy({c.state, 0, c.bytes}, {c.work, 0, c.bytes}, options);
+uint32_t bound_with_copy(PlanBuilder& b, uint64_t bytes) {
+  const Region state{b.bound(bytes), 0, bytes}, copy{b.scratch(bytes), 0, bytes};
+  UndoStep back;
+  back.only_if_paired_ran = true;
+  back.pair_first = back.pair_last = b.copy(copy, state);
+  back.step.work = CopyStep{copy, state};
+  b.undo(std::move(back));
+  return state.slot;
 }
 
 std::optional<std::string> withdrawn_text(std::span<const std::byte> messages) {

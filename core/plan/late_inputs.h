@@ -42,29 +42,11 @@ void decide_round(PlanBuilder& builder, const RoundEnd& end, uint32_t prior, uin
 // Who has withdrawn and why, from the messages of all ranks; nothing: none has.
 std::optional<std::string> withdrawn_text(std::span<const std::byte> messages);
 
-// State of a long-lived object that encoders change before the decision: they work on a copy, which
-// becomes the state if the operation commits, and nothing is taken back. For operations whose
-// inputs arrive while they run, which undo cannot read; and one that does not commit leaves the
-// same bits, where undo leaves what is equal but for rounding.
-class KeptState {
- public:
-  explicit KeptState(PlanBuilder& builder) : b_(builder) {}
-
-  // The slot of a copy, which kernels use.
-  uint32_t add(uint64_t bytes);
-  // What a run binds for such a slot; others as they are.
-  uint32_t bound_of(uint32_t slot) const;
-  // word: of the decision.
-  void commit(uint32_t word) const;
-
- private:
-  struct Copy {
-    uint32_t state, work;
-    uint64_t bytes;
-  };
-  PlanBuilder& b_;
-  std::vector<Copy> copies_;
-};
+// A bound slot for state of a long-lived object that encoders change before the decision. It is
+// copied first, and copied back if the operation does not commit, so encoders need no undo. For
+// operations whose inputs arrive while they run, which undo cannot read; and the state has the same
+// bits as before, where undo leaves what is equal but for rounding.
+uint32_t bound_with_copy(PlanBuilder& builder, uint64_t bytes);
 
 // Which of an operation's inputs pieces need, and what makes them be there. For emitters that have
 // a choice of what comes first.

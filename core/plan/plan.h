@@ -207,7 +207,7 @@ inline const Expectation* expectation(const Step& step) {
 // Runs when an operation that had started does not commit: in order, one after the other, after
 // everything else.
 struct UndoStep {
-  Step step;                      // a KernelStep
+  Step step;                      // a kernel or a copy
   uint32_t pair_first = kNoStep;  // the steps that it takes back, [pair_first, pair_last]
   uint32_t pair_last = kNoStep;
   bool only_if_paired_ran = false;

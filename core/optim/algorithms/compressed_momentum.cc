@@ -34,7 +34,7 @@ StepPlan CompressedStep::build() {
   bind();
   const bool alone = r_.shape.alone();
   if (!alone) {
-    s_.codec = add_onebit_slots(b_, layout_, r_.shape.serves(), frame_.kept());
+    s_.codec = add_onebit_slots(b_, layout_, r_.shape.serves(), frame_.state_copied());
     if (s_.codec.server != kNoSlot) b_.committed(s_.codec.server);
     if (!r_.shape.compat) s_.codec.valid = frame_.valid();
   }
@@ -101,7 +101,7 @@ CompressedRequest CompressedStep::exchange_request() {
   if (gradient_.word != kNoSlot) e.prior = {gradient_.word, 0, kCommit};
   e.segment_bytes = r_.shape.sizes.segment_bytes;
   e.late = frame_.late();
-  e.kept = frame_.kept();
+  e.state_copied = frame_.state_copied();
   // The momentum is the same on all ranks: that of a host's mean gradient is the host's mean.
   e.levels = r_.shape.average.levels;
   if (e.levels != nullptr) e.host_in = frame_.in_float32(gradient_, absent());
@@ -124,7 +124,7 @@ CompressedRequest CompressedStep::exchange_request() {
          .scalars = frame_.scalars_operand(),
          .states = frame_.states_operand(Access::kRead),
          .clip = frame_.coefficient_operand(gradient_)},
-        std::move(pieces), args, frame_.kept() == nullptr);
+        std::move(pieces), args, !frame_.state_copied());
   };
   return e;
 }

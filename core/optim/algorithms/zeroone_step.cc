@@ -19,7 +19,7 @@ class ZeroOneStep {
         pieces_(all_tensor_pieces(layout_)),
         messages_(layout_.message_bytes()) {
     if (!alone()) {
-      s_.codec = add_onebit_slots(b_, layout_, r_.shape.serves(), frame_.kept());
+      s_.codec = add_onebit_slots(b_, layout_, r_.shape.serves(), frame_.state_copied());
       if (!r_.begin && s_.codec.server != kNoSlot) b_.committed(s_.codec.server);
       if (!compat()) s_.codec.valid = frame_.valid();
     }
@@ -52,7 +52,7 @@ class ZeroOneStep {
     if (gradient_.word != kNoSlot) e.prior = {gradient_.word, 0, kCommit};
     e.segment_bytes = r_.shape.sizes.segment_bytes;
     e.late = frame_.late();
-    e.kept = frame_.kept();
+    e.state_copied = frame_.state_copied();
     e.encode = [this, sync](std::vector<Piece> pieces, const EncodeTarget& to) {
       const bool host = to.in != kNoSlot;
       const OperandRef given = list(host ? to.in : sum_, Access::kRead, 32);
@@ -66,7 +66,7 @@ class ZeroOneStep {
       }
     };
     const CompressedResult result = emit_compressed_all_reduce(b_, e);
-    if (r_.begin && frame_.kept() != nullptr) s_.codec.server = s_.codec.server_scale = kNoSlot;
+    if (r_.begin && frame_.state_copied()) s_.codec.server = s_.codec.server_scale = kNoSlot;
     const uint32_t word = frame_.settle(result.gate);
     sync ? update_sync(word) : update_compressed(word);
     return frame_.finish(word, {result.worker_messages, 0, messages_}, false);
@@ -98,7 +98,7 @@ class ZeroOneStep {
     b_.fill({s_.codec.worker, 0, layout_.shard_elements() * 4}, 0);
     b_.fill({s_.codec.worker_scale, 0, layout_.instances() * 4}, 0);
     // What is kept stays as it is until the step commits, with what servers have next.
-    if (frame_.kept() != nullptr) {
+    if (frame_.state_copied()) {
       s_.codec.server = b_.scratch(layout_.chunk_elements() * 4);
       s_.codec.server_scale = b_.scratch(layout_.instances() * 4);
     }
@@ -128,7 +128,7 @@ class ZeroOneStep {
     const EncodeArgs args{0, r_.scale, false, type};
     b_.kernel_with_undo<kernels::OnebitEncode>(
         {.x = x, .to = encoder(to), .coefficient = coefficient}, std::move(pieces), args,
-        frame_.kept() == nullptr);
+        !frame_.state_copied());
   }
 
   void encode_sync(std::vector<Piece> pieces, const EncodeTarget& to) {
@@ -140,7 +140,7 @@ class ZeroOneStep {
          .to = encoder(to),
          .scalars = frame_.scalars_operand<ZeroOneGroupScalars>(),
          .clip = coefficient()},
-        std::move(pieces), args, frame_.kept() == nullptr);
+        std::move(pieces), args, !frame_.state_copied());
   }
 
   kernels::EncoderOperands<OperandRef> encoder(const EncodeTarget& to) const {

@@ -52,9 +52,10 @@ class Trainee:
         self.words = sizes[2]
         self.model = Words(*sizes)
         params = self.model.parameters()
-        if method == "ddp":
+        if method in ("ddp", "alone"):
             self.optimizer = torch.optim.AdamW(params, lr=RATE, fused=True)
-            self.model = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
+            if method == "ddp":
+                self.model = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
         elif method.startswith("fp32"):
             self.optimizer = st.AdamW(params, lr=RATE, weight_decay=0.01)
         else:

@@ -18,19 +18,21 @@ import lab as labs  # noqa: E402
 import measure  # noqa: E402
 import sides  # noqa: E402
 
-METHODS = ("ddp", "fp32", "fp32_overlap", "1bit", "1bit_overlap")
+METHODS = ("ddp", "alone", "fp32", "fp32_overlap", "1bit", "1bit_overlap")
 MODELS = ("tiny", "25m", "110m")
 SERIES_S, MAX_STEPS = 4.0, 10
 # (method, rate in 10^6 bit/s)
 TARGETS = {("fp32_overlap", 1000): 1.0, ("1bit", 1000): 10, ("1bit_overlap", 100): 20, ("1bit", 100): 20}
+BOUND = 1.10  # of a 1-bit step, in times of what it cannot do without
 CLOSE = 2e-3  # of the losses of AdamW here and in torch, relative
 
 EPILOG = """\
 Row 20 of the table of targets. Each rank, a process in a network namespace of its own, trains the same transformer on the same
 sequences once for each method, in turns: ddp is torch's DistributedDataParallel over gloo with torch's fused AdamW, fp32 is
 sotto.torch.AdamW, 1bit is sotto.torch.OnebitAdam behind its warm-up, with a scale for every 2 Mi elements, both of them adopting
-torch's process group; fp32_overlap and 1bit_overlap are the same with sotto.torch.Overlap, so that backward() begins the step. A step is
-forward, backward, average and update of one sequence of 32 tokens per rank. A figure of a turn is one step of a series, on the
+torch's process group; fp32_overlap and 1bit_overlap are the same with sotto.torch.Overlap, so that backward() begins the step. alone is the
+model with torch's fused AdamW and no average. A step is forward, backward, average and update of one sequence of 32 tokens per rank.
+it / bound is a step next to what none can do without, the longer one of alone and the time of its bytes on the link; target 1.10 at 1 bit. A figure of a turn is one step of a series, on the
 slowest rank, after a barrier and a step that does not count; a ratio is one of the same turn; median and interquartile range of
 all turns are shown, and a target counts as reached if the range is below 10 %. Before that, 6 steps of all on the same words: the losses of
 ddp and fp32 have to be equal to 2e-3, those with and without overlap to the bit, all have to fall, and at the end parameters have to
@@ -150,37 +152,58 @@ def compare(side, figures):
     """What is wrong at the end: parameters that differ between ranks."""
     wrong = []
     for figure in figures:
+        if figure.method == "alone":
+            continue
         digests = {reply["digest"] for reply in side.tell(f"digest {figure.method}", 600)}
         if len(digests) != 1:
             wrong.append(f"{figure.method}: parameters differ between ranks")
     return wrong
 
 
-def verdict(target, ratio, iqr):
-    if target is None:
+def verdict(reached, iqr):
+    """reached: None without a target."""
+    if reached is None:
         return "no target"
-    if ratio < target:
+    if not reached:
         return "not reached"
     return "reached" if iqr < 0.10 else "not settled: the spread is too large"
+
+
+def against_bound(figure, figures, bits):
+    """Of every turn, its time next to the longer one of the model alone and of its bytes on the link; empty if unknown."""
+    alone = next((f for f in figures if f.method == "alone"), None)
+    if alone is None or figure is alone or not bits or figure.interface is None:
+        return []
+    wire_ms = figure.interface * 8e3 / bits
+    return [ms / max(compute_ms, wire_ms) for ms, compute_ms in zip(figure.ms, alone.ms)]
 
 
 def report(figures, parameters, options, bits):
     """The table, and JSON lines."""
     base, lines = figures[0], []
-    say(f"\n{'':12} {'ms':>10} {'IQR %':>6} {'interface B':>12} {'loss 1':>8} {'loss 6':>8} {base.method + ' / it':>9} {'IQR %':>6}  target")
+    say(f"\n{'':12} {'ms':>10} {'IQR %':>6} {'interface B':>12} {'loss 1':>8} {'loss 6':>8} {base.method + ' / it':>9} {'IQR %':>6}  "
+        f"{'target':24} {'it / bound':>10} {'IQR %':>6}  target")
     for figure in figures:
         ratios = [a / b for a, b in zip(base.ms, figure.ms)]
         ratio, iqr = statistics.median(ratios), measure.spread(ratios)
-        target = TARGETS.get((figure.method, bits and bits / 1e6)) if options.model != "tiny" else None
-        result = verdict(target, ratio, iqr)
+        sized = options.model != "tiny"
+        target = TARGETS.get((figure.method, bits and bits / 1e6)) if sized else None
+        result = verdict(None if target is None else ratio >= target, iqr)
+        bounds = against_bound(figure, figures, bits)
+        bound, bound_iqr = (statistics.median(bounds), measure.spread(bounds)) if bounds else (None, None)
+        bound_target = BOUND if sized and bounds and figure.method.startswith("1bit") else None
+        bound_result = verdict(None if bound_target is None else bound <= bound_target, bound_iqr)
         say(f"{figure.method:12} {statistics.median(figure.ms):10.1f} {100 * measure.spread(figure.ms):6.1f} "
             f"{figure.interface or 0:12.0f} {figure.losses[0]:8.4f} {figure.losses[-1]:8.4f} {ratio:9.2f} {100 * iqr:6.1f}  "
-            f"{'-' if target is None else f'>= {target}'}: {result}")
+            f"{'-' if target is None else f'>= {target}: {result}':24} "
+            + (f"{bound:10.2f} {100 * bound_iqr:6.1f}  " if bounds else f"{'-':>10} {'-':>6}  ")
+            + ("-" if bound_target is None else f"<= {bound_target}: {bound_result}"))
         lines.append({"benchmark": "step_ddp", "row": 20, "method": figure.method, "model": options.model,
                       "parameters": parameters, "rate": options.rate, "ranks": options.ranks, "pairs": options.pairs,
                       "steps": figure.steps, "ms_p50": statistics.median(figure.ms), "ms_iqr": measure.spread(figure.ms),
                       "interface_bytes": figure.interface, "losses": figure.losses, "ratio": ratio, "ratio_iqr": iqr,
-                      "target": target, "verdict": result})
+                      "target": target, "verdict": result, "bound_ratio": bound, "bound_ratio_iqr": bound_iqr,
+                      "bound_target": bound_target, "bound_verdict": bound_result})
     if options.json:
         with open(options.json, "a", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)

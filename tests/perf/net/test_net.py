@@ -506,7 +506,7 @@ class TrainingSide:
     """Two ranks of step_ddp, whose losses are given by method."""
 
     def __init__(self, **losses):
-        self.losses = {"ddp": [3.0, 2.0], "fp32": [3.0, 2.001], "1bit": [3.0, 2.5], **losses}
+        self.losses = {"ddp": [3.0, 2.0], "alone": [3.0, 2.0], "fp32": [3.0, 2.001], "1bit": [3.0, 2.5], **losses}
         for name in ("fp32", "1bit"):
             self.losses.setdefault(f"{name}_overlap", self.losses[name])
 
@@ -515,7 +515,8 @@ class TrainingSide:
         if word == "model":
             return [{"parameters": 10}] * 2
         if word == "digest":
-            return [{"digest": self.losses[what][0]}, {"digest": self.losses[what][1] if what.startswith("1bit") else self.losses[what][0]}]
+            differs = what.startswith("1bit") or what == "alone"
+            return [{"digest": self.losses[what][0]}, {"digest": self.losses[what][1 if differs else 0]}]
         first, last = self.losses[what]
         return [{"losses": [first, first, first, first, first, last + offset]} for offset in (-0.5, 0.5)]
 
@@ -541,9 +542,18 @@ class TrainingSteps(unittest.TestCase):
                 step_ddp.methods(text)
 
     def test_verdicts(self):
-        for target, ratio, iqr, verdict in ((None, 1, 0, "no target"), (20, 19, 0, "not reached"), (20, 21, 0.05, "reached")):
-            self.assertEqual(step_ddp.verdict(target, ratio, iqr), verdict)
-        self.assertIn("not settled", step_ddp.verdict(20, 30, 0.5))
+        for reached, iqr, verdict in ((None, 0, "no target"), (False, 0, "not reached"), (True, 0.05, "reached")):
+            self.assertEqual(step_ddp.verdict(reached, iqr), verdict)
+        self.assertIn("not settled", step_ddp.verdict(True, 0.5))
+
+    def test_a_step_cannot_be_shorter_than_the_model_or_its_bytes(self):
+        alone = step_ddp.Figure("alone", ms=[100, 200], interface=0)
+        small = step_ddp.Figure("1bit", ms=[110, 300], interface=1e6)
+        large = step_ddp.Figure("fp32", ms=[800, 1600], interface=1e8)
+        figures = [alone, small, large]
+        for figure, rate, ratios in ((small, 1e9, [1.1, 1.5]), (large, 1e9, [1.0, 2.0]), (alone, 1e9, []), (small, None, [])):
+            self.assertEqual(step_ddp.against_bound(figure, figures, rate), ratios)
+        self.assertEqual(step_ddp.against_bound(small, [small], 1e9), [])
 
 
 if __name__ == "__main__":
