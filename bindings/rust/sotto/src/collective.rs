@@ -45,6 +45,14 @@ enum Kind {
     Recv { peer: i32 },
 }
 
+/// This rank's place in an operation.
+#[derive(Clone, Copy)]
+struct Place {
+    rank: u32,
+    size: u32,
+    root: bool,
+}
+
 /// What an operation reads and writes. `None`: nothing, on this rank.
 struct Sides {
     ins: Option<Views>,
@@ -56,11 +64,11 @@ struct Sides {
 #[must_use = "a collective does nothing until it is started"]
 pub struct Collective<B> {
     buffers: B,
-    sides: fn(&mut B, &Comm) -> Sides,
+    sides: fn(&mut B, Place) -> Sides,
     kind: Kind,
 }
 
-fn nothing<B>(_: &mut B, _: &Comm) -> Sides {
+fn nothing<B>(_: &mut B, _: Place) -> Sides {
     Sides { ins: None, outs: None }
 }
 
@@ -70,43 +78,61 @@ fn views_of(buffers: &mut impl Target) -> Views {
     views
 }
 
-fn in_place<T: Target>(both: &mut T, _: &Comm) -> Sides {
+fn in_place<T: Target>(both: &mut T, _: Place) -> Sides {
     let views = views_of(both);
     Sides { ins: Some(views.clone()), outs: Some(views) }
 }
 
 /// What is read is this rank's part of what is written.
-fn in_is_part<T: Target>(out: &mut T, comm: &Comm) -> Sides {
+fn in_is_part<T: Target>(out: &mut T, at: Place) -> Sides {
     let outs = views_of(out);
-    Sides { ins: Some(outs.parts(comm.rank(), comm.size())), outs: Some(outs) }
+    Sides { ins: Some(outs.parts(at.rank, at.size)), outs: Some(outs) }
 }
 
 /// What is written is this rank's part of what is read.
-fn out_is_part<T: Target>(input: &mut T, comm: &Comm) -> Sides {
+fn out_is_part<T: Target>(input: &mut T, at: Place) -> Sides {
     let ins = views_of(input);
-    Sides { outs: Some(ins.parts(comm.rank(), comm.size())), ins: Some(ins) }
+    Sides { outs: Some(ins.parts(at.rank, at.size)), ins: Some(ins) }
 }
 
-fn reads<S: Source>(input: &mut S, _: &Comm) -> Sides {
+fn reads<S: Source>(input: &mut S, _: Place) -> Sides {
     let mut ins = Views::default();
     input.read(&mut ins);
     Sides { ins: Some(ins), outs: None }
 }
 
-fn writes<T: Target>(out: &mut T, _: &Comm) -> Sides {
+fn writes<T: Target>(out: &mut T, _: Place) -> Sides {
     Sides { ins: None, outs: Some(views_of(out)) }
 }
 
-fn pair<S: Source, T: Target>((input, out): &mut (S, T), comm: &Comm) -> Sides {
-    Sides { ins: reads(input, comm).ins, outs: Some(views_of(out)) }
+/// The root has the whole, of which its part is what it brings.
+fn part_to_root<T: Target>(buffers: &mut T, at: Place) -> Sides {
+    if at.root {
+        in_is_part(buffers, at)
+    } else {
+        Sides { ins: Some(views_of(buffers)), outs: None }
+    }
 }
 
-fn to_root<S: Source, T: Target>((input, out): &mut (S, Option<T>), comm: &Comm) -> Sides {
-    Sides { ins: reads(input, comm).ins, outs: out.as_mut().map(views_of) }
+/// The root has the whole, of which its part is what it keeps.
+fn part_from_root<T: Target>(buffers: &mut T, at: Place) -> Sides {
+    if at.root {
+        out_is_part(buffers, at)
+    } else {
+        writes(buffers, at)
+    }
 }
 
-fn from_root<S: Source, T: Target>((input, out): &mut (Option<S>, T), comm: &Comm) -> Sides {
-    let ins = input.as_mut().and_then(|input| reads(input, comm).ins);
+fn pair<S: Source, T: Target>((input, out): &mut (S, T), at: Place) -> Sides {
+    Sides { ins: reads(input, at).ins, outs: Some(views_of(out)) }
+}
+
+fn to_root<S: Source, T: Target>((input, out): &mut (S, Option<T>), at: Place) -> Sides {
+    Sides { ins: reads(input, at).ins, outs: out.as_mut().map(views_of) }
+}
+
+fn from_root<S: Source, T: Target>((input, out): &mut (Option<S>, T), at: Place) -> Sides {
+    let ins = input.as_mut().and_then(|input| reads(input, at).ins);
     Sides { ins, outs: Some(views_of(out)) }
 }
 
@@ -148,6 +174,20 @@ impl<T: Target> Collective<T> {
     pub fn reduce_in_place(buffers: T, root: u32) -> Result<Self> {
         let kind = Kind::Reduce { root: number("root", root)? };
         Ok(Collective { buffers, sides: in_place::<T>, kind })
+    }
+
+    /// The concatenation over ranks, on the root: its buffers are the whole, and its part of them
+    /// is what it brings. Elsewhere buffers are the rank's part, which is only read.
+    pub fn gather_in_place(buffers: T, root: u32) -> Result<Self> {
+        let kind = Kind::Gather { root: number("root", root)? };
+        Ok(Collective { buffers, sides: part_to_root::<T>, kind })
+    }
+
+    /// Each rank's part of the root's buffers. On the root these are the whole, where its part is
+    /// already; elsewhere buffers are the rank's part.
+    pub fn scatter_in_place(buffers: T, root: u32) -> Result<Self> {
+        let kind = Kind::Scatter { root: number("root", root)? };
+        Ok(Collective { buffers, sides: part_from_root::<T>, kind })
     }
 
     /// Receives from a rank what it sends.
@@ -243,7 +283,9 @@ impl<B: Send + 'static> Collective<B> {
         out_op: *mut *mut sys::sotto_op,
     ) -> Result<Kept<B>> {
         let mut buffers = Kept::new(self.buffers);
-        let sides = (self.sides)(buffers.get_mut(), comm);
+        let rank = comm.rank();
+        let root = self.kind.root().map_or(false, |root| root as u32 == rank);
+        let sides = (self.sides)(buffers.get_mut(), Place { rank, size: comm.size(), root });
         let n = sides.count()?;
         let parts = CParts::new(comm.size(), n, &self.kind)?;
         let (ins, outs) = (pointer(&sides.ins), pointer(&sides.outs));
@@ -326,6 +368,16 @@ impl Parts {
 }
 
 impl Kind {
+    fn root(&self) -> Option<i32> {
+        match *self {
+            Kind::Broadcast { root }
+            | Kind::Reduce { root }
+            | Kind::Gather { root }
+            | Kind::Scatter { root } => Some(root),
+            _ => None,
+        }
+    }
+
     /// # Safety
     /// As [`Collective::launch`]; `ins` and `outs` lead to `n` views where the kind has them.
     #[allow(clippy::too_many_arguments)] // those of C

@@ -69,6 +69,24 @@ fn what_is_read_may_be_a_part_of_what_is_written() {
 }
 
 #[test]
+fn the_root_has_the_whole_and_the_others_their_part() {
+    ranks(3, |comm| {
+        let r = comm.rank();
+        let run =
+            |collective: sotto::Result<Collective<Vec<u16>>>| comm.start(collective?, ())?.wait();
+        let whole = vec![9, 9, 20, 21, 9, 9];
+        let given = if r == 1 { whole } else { vec![10 + r as u16, 11 + r as u16] };
+        let expected = if r == 1 { vec![10, 11, 20, 21, 12, 13] } else { given.clone() };
+        assert_eq!(run(Collective::gather_in_place(given, 1)).unwrap(), expected);
+        let given = if r == 2 { vec![1, 2, 3, 4, 5, 6] } else { vec![9; 2] };
+        let expected = [vec![1, 2], vec![3, 4], vec![1, 2, 3, 4, 5, 6]];
+        assert_eq!(run(Collective::scatter_in_place(given, 2)).unwrap(), expected[r as usize]);
+        let all = run(Collective::gather_in_place(vec![5; 3], 3));
+        assert_eq!(all.unwrap_err().status, Status::InvalidArgument);
+    });
+}
+
+#[test]
 fn parts_may_have_different_counts() {
     ranks(2, |comm| {
         let r = comm.rank() as usize;
