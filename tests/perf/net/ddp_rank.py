@@ -2,7 +2,7 @@
 """One rank of step_ddp.py: the same model several times, each with an optimizer of its own. Argument: the control socket.
 
 Commands, one a line (see sides.py):
-  model NAME METHOD...  makes one for each. {"parameters": how many}
+  model NAME MIB METHOD...  makes one for each, whose averages in float32 have buckets of so many MiB. {"parameters": how many}
   losses METHOD N  N steps on the same words. {"losses": [before each update, of this rank]}
   series METHOD D C  D steps, a barrier, C steps. {"ns": time of the C}
   digest METHOD    {"digest": of all parameters}
@@ -47,7 +47,7 @@ class Words(torch.nn.Module):
 class Trainee:
     """A model and its optimizer."""
 
-    def __init__(self, method, sizes):
+    def __init__(self, method, sizes, bucket_mb):
         torch.manual_seed(1)
         self.words = sizes[2]
         self.model = Words(*sizes)
@@ -55,7 +55,7 @@ class Trainee:
         if method in ("ddp", "alone"):
             self.optimizer = torch.optim.AdamW(params, lr=RATE, fused=True)
             if method == "ddp":
-                self.model = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
+                self.model = DistributedDataParallel(self.model, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb)
         elif method.startswith("fp32"):
             self.optimizer = st.AdamW(params, lr=RATE, weight_decay=0.01)
         else:
@@ -64,7 +64,9 @@ class Trainee:
                                            sotto={"granularity": "bucket", "bucket_elements": BUCKET})
         self.overlap = None
         if method.endswith("_overlap"):
-            self.overlap = st.Overlap(self.model, optimizer=self.optimizer)
+            # Buckets of 1 bit are those that share a scale.
+            buckets = {"bucket_mb": bucket_mb} if method.startswith("fp32") else {}
+            self.overlap = st.Overlap(self.model, optimizer=self.optimizer, **buckets)
 
     def batch(self, number):
         """Words that count upwards from a random start: the same for all."""
@@ -88,8 +90,8 @@ class Rank:
         sotto.init_process_group()  # of the same ranks
         self.trainees = {}
 
-    def model(self, name, *methods):
-        self.trainees = {method: Trainee(method, MODELS[name]) for method in methods}
+    def model(self, name, bucket_mb, *methods):
+        self.trainees = {method: Trainee(method, MODELS[name], int(bucket_mb)) for method in methods}
         return {"parameters": sum(p.numel() for p in self.trainees[methods[0]].model.parameters())}
 
     def losses(self, method, count):

@@ -87,6 +87,8 @@ def parse(arguments):
     parser.add_argument("--model", choices=MODELS, default="25m", help="(default: 25m)")
     parser.add_argument("--methods", type=methods, default=METHODS, metavar="LIST",
                         help=f"with commas between (default: {','.join(METHODS)})")
+    parser.add_argument("--bucket-mb", type=at_least(1), default=25, metavar="N",
+                        help="MiB of gradients that ddp and fp32_overlap send together (default: 25, torch's own)")
     parser.add_argument("--pairs", type=at_least(1), default=7, help="turns that count (default: 7)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append a JSON line per method")
     parser.add_argument("--sotto-perf", required=True, help=argparse.SUPPRESS)  # sotto-perf passes it
@@ -113,10 +115,10 @@ def start(lab, ranks, programs):
     return side
 
 
-def warm_up(side, model, figures):
+def warm_up(side, model, bucket_mb, figures):
     """6 steps of each; what is wrong with their losses."""
     names = [figure.method for figure in figures]
-    parameters = side.tell(f"model {model} {' '.join(names)}", 600)[0]["parameters"]
+    parameters = side.tell(f"model {model} {bucket_mb} {' '.join(names)}", 600)[0]["parameters"]
     wrong = []
     for figure in figures:
         replies = side.tell(f"losses {figure.method} 6", 3600)
@@ -199,7 +201,7 @@ def report(figures, parameters, options, bits):
             + (f"{bound:10.2f} {100 * bound_iqr:6.1f}  " if bounds else f"{'-':>10} {'-':>6}  ")
             + ("-" if bound_target is None else f"<= {bound_target}: {bound_result}"))
         lines.append({"benchmark": "step_ddp", "row": 20, "method": figure.method, "model": options.model,
-                      "parameters": parameters, "rate": options.rate, "ranks": options.ranks, "pairs": options.pairs,
+                      "bucket_mb": options.bucket_mb, "parameters": parameters, "rate": options.rate, "ranks": options.ranks, "pairs": options.pairs,
                       "steps": figure.steps, "ms_p50": statistics.median(figure.ms), "ms_iqr": measure.spread(figure.ms),
                       "interface_bytes": figure.interface, "losses": figure.losses, "ratio": ratio, "ratio_iqr": iqr,
                       "target": target, "verdict": result, "bound_ratio": bound, "bound_ratio_iqr": bound_iqr,
@@ -218,7 +220,7 @@ def run(options):
         say(f"links of {options.rate}, {options.ranks} ranks on {len(os.sched_getaffinity(0))} cores; {lab.description}")
         side = start(lab, options.ranks, programs)
         try:
-            parameters, wrong = warm_up(side, options.model, figures)
+            parameters, wrong = warm_up(side, options.model, options.bucket_mb, figures)
             for figure in figures:
                 one_ms = turn(lab, side, figure)
                 figure.steps = min(MAX_STEPS, max(1, round(SERIES_S * 1e3 / one_ms)))

@@ -523,7 +523,7 @@ class TrainingSide:
 
 class TrainingSteps(unittest.TestCase):
     def wrong(self, **losses):
-        return step_ddp.warm_up(TrainingSide(**losses), "tiny", [step_ddp.Figure(m) for m in step_ddp.METHODS])[1]
+        return step_ddp.warm_up(TrainingSide(**losses), "tiny", 25, [step_ddp.Figure(m) for m in step_ddp.METHODS])[1]
 
     def test_losses_are_compared(self):
         self.assertEqual(self.wrong(), [])
