@@ -32,8 +32,8 @@ sequences once for each method, in turns: ddp is torch's DistributedDataParallel
 sotto.torch.AdamW, 1bit is sotto.torch.OnebitAdam behind its warm-up, with a scale for every 2 Mi elements, both of them adopting
 torch's process group; fp32_overlap and 1bit_overlap are the same with sotto.torch.Overlap, so that backward() begins the step. alone is the
 model with torch's fused AdamW and no average. A step is forward, backward, average and update of one sequence of 32 tokens per rank.
-it / bound is a step next to what none can do without, the longer one of alone and the time of its bytes on the link; target 1.10 at 1 bit. A figure of a turn is one step of a series, on the
-slowest rank, after a barrier and a step that does not count; a ratio is one of the same turn; median and interquartile range of
+it / bound is a step next to what none can do without, the longer one of alone and the time of its bytes on the link; target 1.10 at
+1 bit. A figure of a turn is one step of a series, on the slowest rank, after a barrier and a step that does not count; a ratio is one of the same turn; median and interquartile range of
 all turns are shown, and a target counts as reached if the range is below 10 %. Before that, 6 steps of all on the same words: the losses of
 ddp and fp32 have to be equal to 2e-3, those with and without overlap to the bit, all have to fall, and at the end parameters have to
 be equal on all ranks, bit by bit; if not, the exit code is 1. --methods takes some of them, the first being what others are compared with.
@@ -162,11 +162,11 @@ def compare(side, figures):
     return wrong
 
 
-def verdict(reached, iqr):
-    """reached: None without a target."""
-    if reached is None:
+def verdict(target, ratio, iqr, at_most=False):
+    """at_most: the target is the largest ratio, not the smallest."""
+    if target is None:
         return "no target"
-    if not reached:
+    if ratio > target if at_most else ratio < target:
         return "not reached"
     return "reached" if iqr < 0.10 else "not settled: the spread is too large"
 
@@ -190,18 +190,19 @@ def report(figures, parameters, options, bits):
         ratio, iqr = statistics.median(ratios), measure.spread(ratios)
         sized = options.model != "tiny"
         target = TARGETS.get((figure.method, bits and bits / 1e6)) if sized else None
-        result = verdict(None if target is None else ratio >= target, iqr)
+        result = verdict(target, ratio, iqr)
         bounds = against_bound(figure, figures, bits)
         bound, bound_iqr = (statistics.median(bounds), measure.spread(bounds)) if bounds else (None, None)
         bound_target = BOUND if sized and bounds and figure.method.startswith("1bit") else None
-        bound_result = verdict(None if bound_target is None else bound <= bound_target, bound_iqr)
+        bound_result = verdict(bound_target, bound, bound_iqr, at_most=True)
         say(f"{figure.method:12} {statistics.median(figure.ms):10.1f} {100 * measure.spread(figure.ms):6.1f} "
             f"{figure.interface or 0:12.0f} {figure.losses[0]:8.4f} {figure.losses[-1]:8.4f} {ratio:9.2f} {100 * iqr:6.1f}  "
             f"{'-' if target is None else f'>= {target}: {result}':24} "
             + (f"{bound:10.2f} {100 * bound_iqr:6.1f}  " if bounds else f"{'-':>10} {'-':>6}  ")
             + ("-" if bound_target is None else f"<= {bound_target}: {bound_result}"))
         lines.append({"benchmark": "step_ddp", "row": 20, "method": figure.method, "model": options.model,
-                      "bucket_mb": options.bucket_mb, "parameters": parameters, "rate": options.rate, "ranks": options.ranks, "pairs": options.pairs,
+                      "bucket_mb": options.bucket_mb, "parameters": parameters, "rate": options.rate,
+                      "ranks": options.ranks, "pairs": options.pairs,
                       "steps": figure.steps, "ms_p50": statistics.median(figure.ms), "ms_iqr": measure.spread(figure.ms),
                       "interface_bytes": figure.interface, "losses": figure.losses, "ratio": ratio, "ratio_iqr": iqr,
                       "target": target, "verdict": result, "bound_ratio": bound, "bound_ratio_iqr": bound_iqr,

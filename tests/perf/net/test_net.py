@@ -542,9 +542,11 @@ class TrainingSteps(unittest.TestCase):
                 step_ddp.methods(text)
 
     def test_verdicts(self):
-        for reached, iqr, verdict in ((None, 0, "no target"), (False, 0, "not reached"), (True, 0.05, "reached")):
-            self.assertEqual(step_ddp.verdict(reached, iqr), verdict)
-        self.assertIn("not settled", step_ddp.verdict(True, 0.5))
+        for target, ratio, iqr, verdict in ((None, 1, 0, "no target"), (20, 19, 0, "not reached"), (20, 21, 0.05, "reached")):
+            self.assertEqual(step_ddp.verdict(target, ratio, iqr), verdict)
+        self.assertIn("not settled", step_ddp.verdict(20, 30, 0.5))
+        for ratio, verdict in ((1.11, "not reached"), (1.1, "reached"), (1.0, "reached")):
+            self.assertEqual(step_ddp.verdict(1.1, ratio, 0.05, at_most=True), verdict)
 
     def test_a_step_cannot_be_shorter_than_the_model_or_its_bytes(self):
         alone = step_ddp.Figure("alone", ms=[100, 200], interface=0)
