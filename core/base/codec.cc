@@ -39,8 +39,11 @@ std::string_view sparse_index_name(SparseIndex index) {
 std::string_view sparse_average_name(SparseAverage average) {
   return average == SparseAverage::kRanks ? "ranks" : "contributors";
 }
+std::string_view sparse_exchange_name(SparseExchange exchange) {
+  return exchange == SparseExchange::kGather ? "gather" : "two_phase";
+}
 
-std::array<uint64_t, 16> CodecSettings::terms() const {
+std::array<uint64_t, 19> CodecSettings::terms() const {
   return {static_cast<uint64_t>(kind),
           chunk_align,
           static_cast<uint64_t>(granularity),
@@ -56,6 +59,9 @@ std::array<uint64_t, 16> CodecSettings::terms() const {
           static_cast<uint64_t>(sparse.average),
           std::bit_cast<uint64_t>(sparse.error_decay),
           sparse.dense_below,
+          sparse.median_clip,
+          static_cast<uint64_t>(sparse.exchange),
+          sparse.k_server,
           static_cast<uint64_t>(hierarchy)};
 }
 

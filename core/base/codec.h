@@ -86,7 +86,8 @@ std::string_view granularity_name(Granularity granularity);  // "flat", "tensor"
 // chunk_align of the published arithmetic (mode compat): padded to a multiple of W * lcm(W, 8).
 constexpr uint64_t compat_chunk_align(uint64_t ranks) { return std::lcm(ranks, uint64_t{8}); }
 
-// chunk_align of sparse codecs, whose payload knows no chunks: error feedback has little padding.
+// chunk_align of sparse codecs, which have no chunks or such as begin with blocks: error feedback
+// has little padding.
 inline constexpr uint64_t kSparseAlign = 8;
 
 struct CodecSettings {
@@ -105,17 +106,27 @@ struct CodecSettings {
 
   const CodecRow& row() const { return codec_row(kind); }
   PayloadUnit unit() const { return payload_unit(kind, block); }
-  // Of an element in one encoding, padding apart.
-  double bits_per_element() const {
-    if (codec_row(kind).sparse)
-      return 8.0 * sparse_block(sparse, sparse.block).bytes() / sparse.block;
+  // Of an element in one encoding, padding apart; where servers send more than ranks, the mean of
+  // both. ranks: 0: unknown, then that of one.
+  double bits_per_element(uint64_t ranks) const {
+    if (codec_row(kind).sparse) {
+      const uint32_t own = sparse_block(sparse, sparse.block).bytes();
+      if (!sparse.has_servers()) return 8.0 * own / sparse.block;
+      return 4.0 *
+             (own +
+              sparse_block(server_settings(sparse, ranks == 0 ? 1 : ranks), sparse.block).bytes()) /
+             sparse.block;
+    }
     const PayloadUnit payload = payload_unit(kind, block);
     return 8.0 * payload.bytes / payload.elements;
   }
   // What decides about bytes and results, for hashes that ranks compare.
-  std::array<uint64_t, 16> terms() const;
+  std::array<uint64_t, 19> terms() const;
   // Servers add up and encode again, with error feedback of their own.
-  bool server_residual() const { return residual && !row().sparse; }
+  bool server_residual() const { return residual && has_servers(); }
+  bool has_servers() const { return !row().sparse || sparse.has_servers(); }
+  // Elements of a tensor; chunks begin at multiples of it, so that no block has two servers.
+  uint64_t tensor_align() const { return row().sparse && has_servers() ? sparse.block : 1; }
 };
 
 }  // namespace sotto

@@ -17,6 +17,9 @@ namespace sotto {
 enum class SparseIndex : uint8_t { kEliasFano = 1, kPacked = 2 };
 // What the sum of an element is divided by: the number of ranks, or of those that have sent it.
 enum class SparseAverage : uint8_t { kRanks = 1, kContributors = 2 };
+// Who adds up what ranks send of a block: each of them all blocks, or of every block its server,
+// which sends a selection of the mean to all.
+enum class SparseExchange : uint8_t { kGather = 1, kTwoPhase = 2 };
 
 // Blocks are powers of two of elements. A kernel has a whole one in fast memory.
 inline constexpr uint32_t kMinSparseBlock = 8;
@@ -30,6 +33,13 @@ struct SparseSettings {
   SparseAverage average = SparseAverage::kRanks;
   double error_decay = 1;  // error feedback is multiplied with it, as float32, in each call; 0 to 1
   uint64_t dense_below = 0;  // tensors with fewer elements are sent as float32
+  // Of each tensor, ranks whose payload has a larger norm than the median rank's count as if they
+  // had its norm.
+  bool median_clip = false;
+  SparseExchange exchange = SparseExchange::kGather;
+  uint32_t k_server = 0;  // kTwoPhase: elements that a server sends of a whole block; 0: by ranks
+
+  constexpr bool has_servers() const { return exchange == SparseExchange::kTwoPhase; }
 };
 
 // What the index part of a block is.
@@ -92,14 +102,30 @@ SOTTO_HOST_DEVICE constexpr SparseBlock sparse_block(const SparseSettings& s, ui
   return b;
 }
 
+// Of a server, which has error feedback that does not decay (section 6.2). By ranks: as many
+// elements as these may have sent, or all where that is not shorter.
+constexpr SparseSettings server_settings(const SparseSettings& s, uint64_t ranks) {
+  SparseSettings out = s;
+  out.k = s.k_server;
+  if (out.k == 0) out.k = ranks * s.k < s.block ? static_cast<uint32_t>(ranks * s.k) : s.block;
+  SparseSettings all = s;
+  all.k = s.block;
+  if (s.k_server == 0 && sparse_block(out, s.block).bytes() >= sparse_block(all, s.block).bytes())
+    out.k = s.block;
+  out.average = SparseAverage::kRanks;
+  out.error_decay = 1;
+  return out;
+}
+
 constexpr bool is_dense(const SparseSettings& s, uint64_t elements) {
   return elements < s.dense_below;
 }
 
-std::string_view sparse_index_name(SparseIndex index);        // "ef", "packed"
-std::string_view sparse_average_name(SparseAverage average);  // "ranks", "contributors"
+std::string_view sparse_index_name(SparseIndex index);           // "ef", "packed"
+std::string_view sparse_average_name(SparseAverage average);     // "ranks", "contributors"
+std::string_view sparse_exchange_name(SparseExchange exchange);  // "gather", "two_phase"
 
-// visit(key, value) for every setting: a number, or a word as in JSON.
+// visit(key, value) for every setting: a number, a bool, or a word as in JSON.
 template <class Visit>
 void for_each_setting(const SparseSettings& s, Visit&& visit) {
   visit("block", s.block);
@@ -109,8 +135,15 @@ void for_each_setting(const SparseSettings& s, Visit&& visit) {
   visit("average", sparse_average_name(s.average));
   visit("error_decay", s.error_decay);
   visit("dense_below", s.dense_below);
+  visit("median_clip", s.median_clip);
+  visit("exchange", sparse_exchange_name(s.exchange));
+  visit("k_server", s.k_server);
 }
 
+// Blocks of a tensor.
+constexpr uint64_t sparse_blocks(const SparseSettings& s, uint64_t elements) {
+  return (elements + s.block - 1) / s.block;
+}
 // Payload of elements from the start of a block on, to the tensor's end or a whole block's.
 constexpr uint64_t coded_bytes(const SparseSettings& s, uint64_t elements) {
   const auto rest = static_cast<uint32_t>(elements % s.block);

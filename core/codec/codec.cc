@@ -38,9 +38,9 @@ Codec::Codec(std::shared_ptr<Comm> comm, std::shared_ptr<Device> device,
       settings_(settings),
       levels_(std::move(levels)),
       counts_(std::move(counts)),
-      layout_(tensors_of(counts_), levels_.servers(), settings.chunk_align, settings.granularity,
-              settings.bucket_elements, settings.row().scales,
-              settings.compat ? std::optional<uint32_t>(0) : std::nullopt, levels_.shards()) {}
+      layout_(CompressedLayout::of(settings, tensors_of(counts_), levels_.servers(),
+                                   levels_.shards(),
+                                   settings.compat ? std::optional<uint32_t>(0) : std::nullopt)) {}
 
 Result<std::shared_ptr<Codec>> Codec::create(std::shared_ptr<Comm> comm, std::string_view json,
                                              std::vector<uint64_t> counts,

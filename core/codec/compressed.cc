@@ -181,21 +181,6 @@ void serve(SectionRun& s, const KernelOptions& options) {
   x.b.stage(Stage::kOther);
 }
 
-// Every rank drops its server residual when the sums of one were not finite.
-void emit_server_reset(Exchange& x, uint32_t gate) {
-  const auto reset = [&](uint32_t slot, uint64_t bytes) {
-    if (slot == kNoSlot) return;
-    UndoStep undo;
-    undo.step = x.b.detached_fill({slot, 0, bytes}, 0);
-    undo.step.predicate = {gate, 0, kSkipServer};
-    undo.pair_first = undo.pair_last = x.b.steps() - 1;
-    undo.only_if_paired_ran = true;
-    x.b.undo(std::move(undo));
-  };
-  reset(x.r.slots.server, x.layout.chunk_elements() * 4);
-  reset(x.r.slots.server_scale, x.layout.instances() * 4);
-}
-
 // The sections in the order in which they are emitted, the same on all ranks.
 std::vector<uint32_t> section_order(const CompressedRequest& r) {
   const CompressedLayout& layout = *r.layout;
@@ -349,6 +334,21 @@ void emit_two_levels(Exchange& x, CompressedResult* result) {
 
 }  // namespace
 
+void emit_server_reset(PlanBuilder& b, const CompressedLayout& layout, const CompressedSlots& slots,
+                       uint32_t gate) {
+  const auto reset = [&](uint32_t slot, uint64_t bytes) {
+    if (slot == kNoSlot) return;
+    UndoStep undo;
+    undo.step = b.detached_fill({slot, 0, bytes}, 0);
+    undo.step.predicate = {gate, 0, kSkipServer};
+    undo.pair_first = undo.pair_last = b.steps() - 1;
+    undo.only_if_paired_ran = true;
+    b.undo(std::move(undo));
+  };
+  reset(slots.server, layout.chunk_elements() * 4);
+  reset(slots.server_scale, layout.instances() * 4);
+}
+
 void emit_scales(PlanBuilder& b, const CompressedLayout& layout, uint32_t section,
                  const ScaleSlots& slots, std::span<const NormRange> all, uint64_t message_offset,
                  ScaleKind kind, const KernelOptions& options) {
@@ -422,7 +422,7 @@ CompressedSlots add_codec_slots(PlanBuilder& b, const CompressedLayout& layout,
   }
   if (!serves) return s;
   if (codec.residual) s.worker = of_workers(layout.shard_elements() * 4);
-  if (codec.row().sparse) return s;
+  if (!codec.has_servers()) return s;
   if (has_scales) s.worker_scale = of_workers(layout.instances() * 4);
   s.server = errors(layout.chunk_elements());
   s.server_scale = per_instance(4);
@@ -440,7 +440,7 @@ CompressedResult emit_compressed_all_reduce(PlanBuilder& b, const CompressedRequ
   result.worker_messages = x.worker_messages;
   r.levels == nullptr ? emit_one_level(x, &result) : emit_two_levels(x, &result);
   result.gate = gate_all(x, r.slots.messages, {result.gate_workers, 0, kCommit}, kSkipServer);
-  emit_server_reset(x, result.gate);
+  emit_server_reset(b, x.layout, r.slots, result.gate);
   if (!r.state_copied && r.slots.worker != kNoSlot) x.coding.undo(b, r);
   return result;
 }

@@ -44,6 +44,11 @@ void emit_scales(PlanBuilder& builder, const CompressedLayout& layout, uint32_t 
                  const ScaleSlots& slots, std::span<const NormRange> all, uint64_t message_offset,
                  ScaleKind kind, const KernelOptions& options);
 
+// Every rank drops its server residual when the sums of one were not finite. The last step has made
+// the decision `gate`.
+void emit_server_reset(PlanBuilder& builder, const CompressedLayout& layout,
+                       const CompressedSlots& slots, uint32_t gate);
+
 // The plain collective: encodes the tensors of slots [in, in + n), decodes into [out, out + n).
 struct CompressedCollective {
   CompressedSlots slots;

@@ -3,21 +3,60 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/base/shares.h"
+
 namespace sotto {
 namespace {
 
 uint64_t blocks_of(uint64_t elements) { return (elements + kNormBlock - 1) / kNormBlock; }
+
+// Where chunks end that have whole blocks; nothing if there are no blocks.
+std::vector<uint64_t> chunk_ends(const TensorSequence& sequence, uint32_t servers, uint64_t block) {
+  const auto blocks_of_tensor = [&](const TensorSequence::Span& span) {
+    return (sequence[span.tensor].count + block - 1) / block;
+  };
+  uint64_t blocks = 0;
+  for (const TensorSequence::Span& span : sequence.spans()) blocks += blocks_of_tensor(span);
+  std::vector<uint64_t> ends;
+  if (blocks == 0) return ends;
+  auto span = sequence.spans().begin();
+  uint64_t before = 0;  // blocks of the tensors before
+  for (uint32_t k = 1; k < servers; ++k) {
+    const uint64_t first = share_begin(blocks, k, servers);
+    while (first >= before + blocks_of_tensor(*span)) before += blocks_of_tensor(*span++);
+    ends.push_back(span->begin + (first - before) * block);
+  }
+  ends.push_back(sequence.length());
+  return ends;
+}
 
 }  // namespace
 
 CompressedLayout::CompressedLayout(std::vector<LayoutTensor> tensors, uint32_t servers,
                                    uint64_t align, Granularity granularity, uint64_t bucket,
                                    bool scales, std::optional<uint32_t> padding_group,
-                                   uint32_t shards)
+                                   uint32_t shards, uint64_t tensor_align)
     : sequence_(std::move(tensors)), servers_(servers), per_shard_(servers / shards) {
   cut_instances(granularity, bucket);
   if (padding_group) append_padding(align * servers, *padding_group);
   place_instances(align, granularity == Granularity::kBucket, scales);
+  if (tensor_align == 1 || servers == 1) return;
+  ends_ = chunk_ends(sequence_, servers, tensor_align);
+  if (ends_.empty()) return;
+  uint64_t longest = 0;
+  for (uint32_t k = 0; k < servers; ++k)
+    longest = std::max(longest, chunk_count(sections_.front(), k));
+  chunk_ = sections_.front().chunk = instances_.front().chunk = (longest + 7) / 8 * 8;
+  server_blocks_ = blocks_of(chunk_);
+  worker_blocks_ = server_blocks_ * servers;
+}
+
+CompressedLayout CompressedLayout::of(const CodecSettings& codec, std::vector<LayoutTensor> tensors,
+                                      uint32_t servers, uint32_t shards,
+                                      std::optional<uint32_t> padding_group) {
+  return CompressedLayout(std::move(tensors), servers, codec.chunk_align, codec.granularity,
+                          codec.bucket_elements, codec.row().scales, padding_group, shards,
+                          codec.tensor_align());
 }
 
 void CompressedLayout::cut_instances(Granularity granularity, uint64_t bucket) {
@@ -103,9 +142,19 @@ std::vector<uint32_t> CompressedLayout::flagged(std::span<const std::byte> area)
   return out;
 }
 
+uint64_t CompressedLayout::begin(const Instance& instance, uint32_t chunk) const {
+  return ends_.empty() ? chunk * instance.chunk : chunk_begin(sections_.front(), chunk);
+}
+uint64_t CompressedLayout::length(const Instance& instance, uint32_t chunk) const {
+  return ends_.empty() ? instance.chunk : chunk_count(sections_.front(), chunk);
+}
 uint64_t CompressedLayout::valid(const Instance& instance, uint32_t chunk) const {
-  const uint64_t begin = chunk * instance.chunk;
-  return begin >= instance.count ? 0 : std::min(instance.chunk, instance.count - begin);
+  const uint64_t first = begin(instance, chunk);
+  return first >= instance.count ? 0 : std::min(length(instance, chunk), instance.count - first);
+}
+uint32_t CompressedLayout::chunk_of(const Instance& instance, uint64_t element) const {
+  if (ends_.empty()) return static_cast<uint32_t>(element / instance.chunk);
+  return static_cast<uint32_t>(std::ranges::upper_bound(ends_, element) - ends_.begin());
 }
 
 size_t CompressedLayout::instance_at(const LayoutSection& section, uint64_t within_chunk) const {
@@ -132,15 +181,16 @@ std::vector<LayoutSegment> CompressedLayout::segments(uint32_t section, uint32_t
   LayoutSegment current{chunk_begin(s, chunk), 0, section};
   for (size_t i = s.first_instance; i < s.first_instance + s.instances; ++i) {
     const Instance& instance = instances_[i];
+    const uint64_t all = length(instance, chunk);
     uint64_t done = 0;
-    while (done < instance.chunk) {
+    while (done < all) {
       // Up to the limit, but inside an instance only whole norm blocks.
       const uint64_t room = limit - current.count;
-      uint64_t take = instance.chunk - done;
+      uint64_t take = all - done;
       if (take > room) take = room / kNormBlock * kNormBlock;
       current.count += take;
       done += take;
-      if (done < instance.chunk || current.count >= limit) {
+      if (done < all || current.count >= limit) {
         if (current.count > 0) out.push_back(current);
         current = {current.begin + current.count, 0, section};
       }
@@ -178,7 +228,7 @@ void CompressedLayout::append_pieces(uint32_t chunk, const LayoutSegment& segmen
         piece.tensor = kNoTensor;
         piece.count = stop - local;
       } else {
-        const uint64_t position = instance.begin + chunk * instance.chunk + local;
+        const uint64_t position = instance.begin + begin(instance, chunk) + local;
         const TensorSequence::Span& span = sequence_.span_at(position);
         const LayoutTensor& tensor = sequence_[span.tensor];
         piece.tensor = span.tensor;
@@ -234,13 +284,14 @@ std::vector<Piece> CompressedLayout::tensor_pieces(uint32_t tensor) const {
       in_instance = 0;
     }
     const auto index = static_cast<size_t>(instance - instances_.begin());
-    const uint64_t local = in_instance % instance->chunk;
     Piece piece;
-    piece.chunk = static_cast<uint32_t>(in_instance / instance->chunk);
+    piece.chunk = chunk_of(*instance, in_instance);
+    const uint64_t local = in_instance - this->begin(*instance, piece.chunk);
     piece.flat =
         chunk_begin(sections_[instance->section], piece.chunk) + instance->chunk_begin + local;
     piece.offset = piece.target = done;
-    piece.count = std::min({count - done, instance->chunk - local, instance->count - in_instance});
+    piece.count = std::min(
+        {count - done, length(*instance, piece.chunk) - local, instance->count - in_instance});
     piece.block = sequence_.first_block_of(tensor) + done / kNormBlock;
     piece.lane = static_cast<uint32_t>(done % kNormBlock);
     piece.tensor = tensor;
@@ -289,7 +340,8 @@ std::vector<Piece> whole_chunk(const CompressedLayout& layout, uint32_t chunk, P
   std::vector<Piece> out;
   for (uint32_t s = 0; s < layout.sections().size(); ++s) {
     const LayoutSection& section = layout.sections()[s];
-    const LayoutSegment all{layout.chunk_begin(section, chunk), section.chunk, s};
+    const LayoutSegment all{layout.chunk_begin(section, chunk), layout.chunk_count(section, chunk),
+                            s};
     for (const Piece& piece : pieces(all)) out.push_back(piece);
   }
   return out;

@@ -4,7 +4,9 @@
 // elements; tensors without elements take no part, nor do those that are never compressed, which
 // lie behind the chunks. A compression instance is a range of it that has scales of its own.
 // Instance i with n_i elements has chunks of K_i = align * ceil(n_i / (align * W)) elements, one
-// for each of W servers.
+// for each of W servers. Or chunks have whole blocks of tensors, which begin at multiples of
+// tensor_align in them: of B blocks chunk k has those from floor(k B / W) to floor((k + 1) B / W) -
+// 1, and K is the length of the longest one (specification sparse-loco, 6.2).
 //
 // In one level every rank is a server. In two (plan/levels.h), a shard has as many servers as there
 // are hosts: one on each, which compress that shard with each other. Servers are numbered shard by
@@ -56,10 +58,16 @@ class CompressedLayout {
  public:
   // servers: of all shards, a multiple of `shards`. align: a positive multiple of 8. bucket:
   // elements, for kBucket. scales: scale messages have scales; else flags only. padding_group:
-  // padding is data of this group; not with kBucket.
+  // padding is data of this group; not with kBucket. tensor_align: 1: chunks are equally long;
+  // else elements, with kFlat, one shard and padding that is no data.
   CompressedLayout(std::vector<LayoutTensor> tensors, uint32_t servers, uint64_t align,
                    Granularity granularity, uint64_t bucket = 0, bool scales = true,
-                   std::optional<uint32_t> padding_group = std::nullopt, uint32_t shards = 1);
+                   std::optional<uint32_t> padding_group = std::nullopt, uint32_t shards = 1,
+                   uint64_t tensor_align = 1);
+  // For a codec.
+  static CompressedLayout of(const CodecSettings& codec, std::vector<LayoutTensor> tensors,
+                             uint32_t servers, uint32_t shards,
+                             std::optional<uint32_t> padding_group = std::nullopt);
 
   uint32_t servers() const { return servers_; }
   uint32_t servers_per_shard() const { return per_shard_; }
@@ -79,9 +87,13 @@ class CompressedLayout {
   uint64_t message_bytes() const { return message_bytes_; }  // of the message area
   // Servers whose messages carry a flag, ascending. area: message_bytes() bytes.
   std::vector<uint32_t> flagged(std::span<const std::byte> area) const;
-  // First flat element of chunk k of a section.
+  // First flat element of chunk k of a section, and how many it has.
   uint64_t chunk_begin(const LayoutSection& s, uint32_t chunk) const {
+    if (!ends_.empty()) return chunk == 0 ? 0 : ends_[chunk - 1];
     return chunk / per_shard_ * shard_elements() + s.flat_begin + chunk % per_shard_ * s.chunk;
+  }
+  uint64_t chunk_count(const LayoutSection& s, uint32_t chunk) const {
+    return ends_.empty() ? s.chunk : ends_[chunk] - chunk_begin(s, chunk);
   }
 
   // Cuts chunk k of a section into runs of about `elements`; cuts lie where norm blocks start.
@@ -119,7 +131,12 @@ class CompressedLayout {
   std::vector<Piece> uncompressed_pieces(uint32_t tensor) const;
   void append_padding(uint64_t unit, uint32_t group);
   void place_instances(uint64_t align, bool sections, bool scales);
+  // Where a chunk begins in the instance, its elements with and without padding, and the chunk that
+  // has an element.
+  uint64_t begin(const Instance& instance, uint32_t chunk) const;
+  uint64_t length(const Instance& instance, uint32_t chunk) const;
   uint64_t valid(const Instance& instance, uint32_t chunk) const;
+  uint32_t chunk_of(const Instance& instance, uint64_t element) const;
   // Index of the instance of a section that holds an element of its chunk.
   size_t instance_at(const LayoutSection& section, uint64_t within_chunk) const;
   uint32_t message_word(const Instance& instance, size_t index, uint32_t chunk) const;
@@ -133,6 +150,7 @@ class CompressedLayout {
   uint64_t chunk_ = 0;
   uint64_t message_bytes_ = 0;
   uint64_t worker_blocks_ = 0, server_blocks_ = 0;
+  std::vector<uint64_t> ends_;  // of chunks between blocks, flat; else empty
 };
 
 // Whole chunk k of every section, for the worker and for the server side.

@@ -74,6 +74,32 @@ Status read_blocks(const ObjectReader& reader, CodecSettings& s, Findings& findi
       fmt::format("found {}, allowed is a multiple of block, {}", s.chunk_align, block));
 }
 
+// Keys of servers, and those that have no sense with them.
+Status read_servers(const ObjectReader& reader, SparseSettings& s, Findings& findings) {
+  uint64_t k = 0;
+  reader.get("k_server", k);
+  if (!s.has_servers()) {
+    if (k == 0) return ok_status();
+    return findings.fail(reader.path_of("k_server"),
+                         fmt::format("found {} with exchange gather, which has no servers; allowed "
+                                     "is 0, or exchange two_phase",
+                                     k));
+  }
+  if (s.median_clip) {
+    return findings.fail(reader.path_of("median_clip"),
+                         "found true with exchange two_phase, allowed is false");
+  }
+  // Fewer would lose in the mean what ranks have sent (specification sparse-loco, 6.4).
+  const uint64_t least = std::min(2 * s.k, s.block);
+  if (k != 0 && (k < least || k > s.block)) {
+    return findings.fail(reader.path_of("k_server"),
+                         fmt::format("found {} with k {} and block {}, allowed is 0 or {} to {}", k,
+                                     s.k, s.block, least, s.block));
+  }
+  s.k_server = static_cast<uint32_t>(k);
+  return ok_status();
+}
+
 Status read_sparse(const ObjectReader& reader, CodecSettings& s, Findings& findings) {
   SparseSettings& sparse = s.sparse;
   uint64_t block = sparse.block, k = sparse.k, bits = sparse.bits;
@@ -94,9 +120,6 @@ Status read_sparse(const ObjectReader& reader, CodecSettings& s, Findings& findi
     return findings.fail(reader.path_of("bits"),
                          fmt::format("found {}, allowed is 2, 4, 8, 32", bits));
   }
-  bool clip = false;
-  reader.get("median_clip", clip);
-  if (clip) return findings.fail(reader.path_of("median_clip"), "found true, allowed is false");
   sparse.block = static_cast<uint32_t>(block);
   sparse.k = static_cast<uint32_t>(k);
   sparse.bits = static_cast<uint32_t>(bits);
@@ -104,8 +127,10 @@ Status read_sparse(const ObjectReader& reader, CodecSettings& s, Findings& findi
   read_word(reader, "index", sparse.index);
   read_word(reader, "average", sparse.average);
   reader.get("dense_below", sparse.dense_below);
+  reader.get("median_clip", sparse.median_clip);
+  read_word(reader, "exchange", sparse.exchange);
   s.chunk_align = kSparseAlign;
-  return ok_status();
+  return read_servers(reader, sparse, findings);
 }
 
 }  // namespace

@@ -151,16 +151,14 @@ Json stages_json(const Config& config, const Request& request) {
   return stages_of(config).report(config, run_updates(config), bytes);
 }
 
-// Of an element.
-double bits_of(const CodecSettings& codec) { return codec.bits_per_element(); }
-
-// Of a parameter in the whole run. A launch has one fragment.
-double outer_bits(const OuterConfig& outer, double gradient_bits, uint64_t updates) {
+// Of a parameter in the whole run. A launch has one fragment. world: 0: unknown.
+double outer_bits(const OuterConfig& outer, double gradient_bits, uint64_t updates,
+                  uint64_t world) {
   constexpr double kDenseBits = 32;
   const OuterSchedule& s = outer.schedule;
   const uint64_t before = std::min(updates, s.synchronous_steps());
   const OuterLaunches launches = outer_launches(outer, updates);
-  const double coded = outer.codec ? bits_of(*outer.codec) : 0;
+  const double coded = outer.codec ? outer.codec->bits_per_element(world) : 0;
   return static_cast<double>(before) * (s.averages_gradients() ? gradient_bits : kDenseBits) +
          (static_cast<double>(launches.dense) * kDenseBits +
           static_cast<double>(launches.compressed) * coded) /
@@ -168,18 +166,19 @@ double outer_bits(const OuterConfig& outer, double gradient_bits, uint64_t updat
 }
 
 // The whole run, where the schedule tells how long it is. Bits are those of one round per
-// parameter: a rank sends 2 (W-1)/W times as many, with a sparse codec W-1 times.
-Json run_json(const Config& config) {
+// parameter: a rank sends 2 (W-1)/W times as many, with a sparse codec without servers W-1 times.
+Json run_json(const Config& config, uint64_t world) {
   const uint64_t updates = run_updates(config);
   const std::optional<OuterConfig>& outer = config.sotto.outer;
   if (updates == 0 || config.optimizer.kind == OptimizerKind::kNone) return nullptr;
   if (!outer && partly_compressed(config)) return nullptr;
   const UpdateCounts c = count_updates(config, updates);
   const double full_bits = 8.0 * static_cast<double>(communication_bytes(config));
-  const double bits = outer ? outer_bits(*outer, full_bits, updates)
-                            : full_bits * static_cast<double>(c.full_precision) +
-                                  bits_of(config.compression(1).value_or(CodecSettings{})) *
-                                      static_cast<double>(c.compressed + c.sync);
+  const CodecSettings codec = config.compression(1).value_or(CodecSettings{});
+  const double bits =
+      outer ? outer_bits(*outer, full_bits, updates, world)
+            : full_bits * static_cast<double>(c.full_precision) +
+                  codec.bits_per_element(world) * static_cast<double>(c.compressed + c.sync);
   return {{"updates", updates},
           {"full_precision_updates", c.full_precision},
           {"compressed_updates", c.compressed + c.sync},
@@ -362,7 +361,7 @@ Result<std::string> config_report(std::string_view text, uint64_t world_size, ui
       config.sotto.outer ? outer_json(*config.sotto.outer, world_size, n_params) : Json(nullptr);
   out["overlap"] = config.sotto.overlap ? overlap_json(*config.sotto.overlap) : Json(nullptr);
   out["stages"] = stages_json(config, request);
-  out["run"] = run_json(config);
+  out["run"] = run_json(config, world_size);
   out["memory_bytes"] = memory_json(config, request);
   out["keys"] = keys_json(config, obstacles);
   out["warnings"] = config.warnings;

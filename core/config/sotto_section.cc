@@ -86,7 +86,7 @@ Status use_hierarchy(const ObjectReader& reader, const Config& config, const std
   if (!codec->row().sparse || codec->hierarchy == Hierarchy::kFlat) return ok_status();
   return findings.fail(
       reader.path_of("hierarchy"),
-      fmt::format("found {} with {} of type {}, which has no servers; allowed is flat",
+      fmt::format("found {} with {} of type {}, which has one level; allowed is flat",
                   hierarchy_name(codec->hierarchy), path, codec->row().name()));
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/base/shares.h"
 #include "core/config/optimizer_types.h"
 
 namespace sotto {
@@ -28,6 +29,30 @@ uint64_t moment_bytes(StateType type, uint64_t flat, uint64_t n_params) {
   return state_type_bytes(type) * flat + exponents;
 }
 
+// Bytes of one tensor, of the rank that has the most.
+struct SparseBytes {
+  uint64_t sent = 0;
+  uint64_t scratch = 0;
+};
+SparseBytes sparse_sizes(const SparseSettings& s, uint64_t n, uint64_t w) {
+  const uint64_t all = sparse_bytes(s, n), blocks = sparse_blocks(s, n);
+  if (!s.has_servers()) return {bounded_product(w - 1, all), bounded_product(w, all)};
+  const SparseSettings server = server_settings(s, w);
+  SparseBytes most;
+  for (uint64_t r = 0; r < w; ++r) {
+    const uint64_t begin = share_begin(blocks, r, w) * s.block;
+    const uint64_t end = std::min(n, share_begin(blocks, r + 1, w) * s.block);
+    const auto own = [&](const SparseSettings& settings) {
+      return is_dense(s, n) ? 4 * (end - begin) : coded_bytes(settings, end - begin);
+    };
+    most.sent = std::max(most.sent, all - own(s) + bounded_product(w - 1, own(server)));
+    // What goes to others, what ranks send of the own part, its mean, and all results.
+    most.scratch = std::max(most.scratch, all - own(s) + bounded_product(w, own(s)) +
+                                              4 * (end - begin) + sparse_bytes(server, n));
+  }
+  return most;
+}
+
 bool is_16_bit(const Config& config) { return config.fp16.enabled || config.bf16_enabled; }
 
 }  // namespace
@@ -49,8 +74,11 @@ CompressedSizes compressed_sizes(const CodecSettings& codec, uint64_t n, uint64_
   }
   s.chunk = std::min(s.chunk, kMaxFlat / w);
   s.flat = s.chunk * w;
-  s.payload = codec.row().sparse ? bounded_product(w - 1, sparse_bytes(codec.sparse, n))
-                                 : 2 * (w - 1) * codec.unit().bytes_of(s.chunk);
+  if (codec.row().sparse) {
+    s.payload = sparse_sizes(codec.sparse, n, w).sent;
+  } else {
+    s.payload = 2 * (w - 1) * codec.unit().bytes_of(s.chunk);
+  }
   return s;
 }
 
@@ -117,7 +145,7 @@ MemoryBytes memory_bytes(const Config& config, uint64_t world, uint64_t n_params
   if (scales) b.bits = 2 * payload;
   // The payloads of all ranks, or what goes out and comes in.
   if (world > 1) {
-    b.scratch = sparse ? world * sparse_bytes(codec->sparse, n_params) : 2 * payload;
+    b.scratch = sparse ? sparse_sizes(codec->sparse, n_params, world).scratch : 2 * payload;
     if (scales) b.scratch += payload / world + 4 * sizes.chunk;
   }
   if (!type.one_bit) {

@@ -166,6 +166,16 @@ double sum_of_magnitudes(const float* v, uint32_t k, Which&& which) {
   return fold_sum(lanes);
 }
 
+// S(q_j^2) of a payload.
+inline double sum_of_squares(const SparseBlock& b, const SparseValues& values) {
+  double lanes[8] = {};
+  for (uint32_t j = 0; j < b.k; ++j) {
+    const double q = values[j];
+    lanes[j % 8] += q * q;
+  }
+  return fold_sum(lanes);
+}
+
 // Codes and levels of v; q.
 inline void write_two_bits(const SparseBlock& b, SparseChoice* s, uint8_t* codes, uint32_t* flags) {
   bool zero = false;
@@ -275,18 +285,22 @@ class SparseSum {
   SparseSum(const KernelCall& call, const kernels::SparseMeanOperands<Operand>& o)
       : args_(call.arguments<SparseArgs>()),
         rows_(o.rows.flat<const uint8_t>()),
-        weights_(o.weights.flat<const uint8_t>()) {
-    for (uint32_t r = 0; r < args_.world; ++r) ranks_ += takes_part(weights_, args_, r);
+        weights_(o.weights.flat<const uint8_t>()),
+        factors_(o.factors.flat<const float>()) {
+    for (uint32_t r = 0; r < args_.world; ++r)
+      ranks_ += takes_part(weights_, args_.weight_bytes, r);
   }
 
-  void block(const SparseBlock& b, uint64_t at, float* y) {
+  void block(const SparseBlock& b, uint32_t tensor, uint64_t at, float* y) {
+    const float* const factors =
+        factors_ == nullptr ? nullptr : factors_ + uint64_t{tensor} * args_.world;
     const bool by_element = args_.settings.average == SparseAverage::kContributors;
     std::fill_n(y, b.m, 0.0f);
     if (by_element) std::fill_n(senders_, b.m, 0u);
-    add_group(b, 0, at, y);
+    add_group(b, 0, factors, at, y);
     for (uint32_t group = 8; group < args_.world; group += 8) {
       std::fill_n(partial_, b.m, 0.0f);
-      add_group(b, group, at, partial_);
+      add_group(b, group, factors, at, partial_);
       for (uint32_t i = 0; i < b.m; ++i) y[i] += partial_[i];
     }
     if (!by_element) return Ops::scale(y, share_of(ranks_), b.m);
@@ -296,7 +310,7 @@ class SparseSum {
     const float share = share_of(ranks_);
     for (uint64_t i = 0; i < n; ++i) {
       y[i] = share * sum_of_ranks(args_.world, [&](uint32_t r) {
-               if (!takes_part(weights_, args_, r)) return 0.0f;
+               if (!takes_part(weights_, args_.weight_bytes, r)) return 0.0f;
                return SparseValues::dense_value(rows_ + r * args_.row_bytes + at, i);
              });
     }
@@ -305,15 +319,17 @@ class SparseSum {
 
  private:
   // Ranks from `group` on.
-  void add_group(const SparseBlock& b, uint32_t group, uint64_t at, float* sums) {
+  void add_group(const SparseBlock& b, uint32_t group, const float* factors, uint64_t at,
+                 float* sums) {
     for (uint32_t r = group; r < std::min(args_.world, group + 8); ++r) {
       const uint8_t* row = rows_ + r * args_.row_bytes + at;
-      if (!takes_part(weights_, args_, r) || !read_indices(b, row, indices_)) continue;
+      if (!takes_part(weights_, args_.weight_bytes, r) || !read_indices(b, row, indices_)) continue;
       const SparseValues values(b, row);
+      const float factor = factors == nullptr ? 1.0f : factors[r];
       if (b.bits == 2) {
-        add_two_bits(b, values, row, sums);
+        add_two_bits(b, values, factor, row, sums);
       } else {
-        for (uint32_t j = 0; j < b.k; ++j) sums[indices_[j]] += values[j];
+        for (uint32_t j = 0; j < b.k; ++j) sums[indices_[j]] += factor * values[j];
       }
       if (args_.settings.average == SparseAverage::kRanks) continue;
       for (uint32_t j = 0; j < b.k; ++j) ++senders_[indices_[j]];
@@ -321,10 +337,10 @@ class SparseSum {
   }
 
   // By bytes of codes.
-  void add_two_bits(const SparseBlock& b, const SparseValues& values, const uint8_t* row,
-                    float* sums) const {
-    const float value[4] = {values.two_bits(0), values.two_bits(1), values.two_bits(2),
-                            values.two_bits(3)};
+  void add_two_bits(const SparseBlock& b, const SparseValues& values, float factor,
+                    const uint8_t* row, float* sums) const {
+    const float value[4] = {factor * values.two_bits(0), factor * values.two_bits(1),
+                            factor * values.two_bits(2), factor * values.two_bits(3)};
     const uint8_t* codes = row + b.index_bytes;
     uint32_t j = 0;
     for (; j + 4 <= b.k; j += 4) {
@@ -334,12 +350,13 @@ class SparseSum {
       sums[indices_[j + 2]] += value[byte >> 2 & 3];
       sums[indices_[j + 3]] += value[byte & 3];
     }
-    for (; j < b.k; ++j) sums[indices_[j]] += values[j];
+    for (; j < b.k; ++j) sums[indices_[j]] += factor * values[j];
   }
 
   const SparseArgs& args_;
   const uint8_t* rows_;
   const uint8_t* weights_;
+  const float* factors_;
   uint32_t ranks_ = 0;
   uint16_t indices_[kMaxSparseBlock];
   uint32_t senders_[kMaxSparseBlock];
@@ -358,7 +375,7 @@ void run_sparse_mean(const KernelCall& call) {
       continue;
     }
     for_each_sparse_block(sum.args(), p, [&](const SparseBlock& b, uint64_t first, uint64_t at) {
-      sum.block(b, at, y + first);
+      sum.block(b, p.tensor, at, y + first);
     });
   }
 }

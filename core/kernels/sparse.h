@@ -1,5 +1,5 @@
 // Codecs that send the largest elements of every block of a tensor (specification sparse-loco,
-// sections 3 to 6). What a block is on the wire: core/base/sparse.h.
+// sections 3 to 7). What a block is on the wire: core/base/sparse.h.
 #pragma once
 
 #include "core/base/sparse.h"
@@ -10,15 +10,24 @@ namespace sotto {
 struct SparseArgs {
   SparseSettings settings;
   uint64_t base = 0;          // byte of all payloads where the payload operand begins
-  uint64_t row_bytes = 0;     // SparseMean: from the payload of a rank to that of the next one
-  uint32_t world = 1;         // SparseMean
+  uint64_t row_bytes = 0;     // the same: from the payload of a rank to that of the next one
+  uint32_t world = 1;         // SparseSquares, SparseMean
   uint32_t weight_bytes = 0;  // SparseMean: from the weight of a rank to that of the next one
+};
+
+// ranges: a tensor and its blocks, of those that are sent as selections.
+struct SparseMedianArgs {
+  const NormRange* ranges;
+  uint64_t n;
+  uint32_t world;
+  uint32_t weight_bytes;  // from the weight of a rank to that of the next one
 };
 
 namespace kernels {
 
-inline uint64_t sparse_weights_bytes(const void* args) {
-  const auto& a = *static_cast<const SparseArgs*>(args);
+template <class Args>
+uint64_t sparse_weights_bytes(const void* args) {
+  const auto& a = *static_cast<const Args*>(args);
   return uint64_t{a.world - 1} * a.weight_bytes + 4;
 }
 
@@ -75,16 +84,54 @@ struct SparseEncode {
   static constexpr Division kDivision = Division::kNorms;
 };
 
-// y = fl(sum * fl(1 / n)). sum: the q of all ranks whose weight is not 0, added from 0 in ascending
-// order in groups of 8 ranks, as sum_of_ranks(). n: these ranks, or with kContributors those of
-// them that have sent the element; 0: y = 0.
-// Any bytes may be decoded. Of a block whose indices are not k ascending ones below m nothing was
-// sent; a level, scale or float32 that is not finite counts as 0.
-// rows: payload of rank r at r * row_bytes. weights: float32 of rank r at r * weight_bytes; absent:
-// all are 1. y: list of float32.
+// Squares of what ranks have sent: of the block with number b = Piece::message + (element of the
+// tensor) / (settings' block) and rank r at squares[b * world + r] S(q_j^2), each in float64, as
+// the encoder has it; 0 where nothing was sent. Pieces that are sent as float32 have none.
+template <class T>
+struct SparseSquaresOperands {
+  T rows{}, squares{};
+};
+struct SparseSquares {
+  template <class T>
+  using Operands = SparseSquaresOperands<T>;
+  using Args = SparseArgs;
+  static constexpr SparseSquaresOperands<OperandSpec> kOperands = {
+      .rows = reads("rows", Touched::kArguments, Element::kU8),
+      .squares = updates("squares", Touched::kArguments, Element::kF64)};
+  static constexpr Division kDivision = Division::kNorms;
+};
+
+// Factors of a range's tensor t, section 7: N_r = fl(sqrt(the squares of rank r in the range's
+// blocks, added in float64 from 0 in ascending order)). median: element floor((n - 1) / 2) of the
+// ascending N of the n ranks whose weight is not 0. factors[t * world + r] = N_r > median ?
+// fl(median / (N_r + 1e-8)), in float64, : 1; ranks that do not count: 1.
+template <class T>
+struct SparseMedianOperands {
+  T squares{}, weights{}, factors{};
+};
+struct SparseMedian {
+  template <class T>
+  using Operands = SparseMedianOperands<T>;
+  using Args = SparseMedianArgs;
+  static constexpr SparseMedianOperands<OperandSpec> kOperands = {
+      .squares = reads("squares", Touched::kArguments, Element::kF64),
+      .weights = optional(long_as(reads("weights", Touched::kArguments, Element::kU8),
+                                  sparse_weights_bytes<SparseMedianArgs>)),
+      .factors = updates("factors", Touched::kArguments)};
+  static constexpr Division kDivision = Division::kNever;
+};
+
+// y = fl(sum * fl(1 / n)). sum: the fl(factor * q) of all ranks whose weight is not 0, added from 0
+// in ascending order in groups of 8 ranks, as sum_of_ranks(). n: these ranks, or with kContributors
+// those of them that have sent the element; 0: y = 0. Any bytes may be decoded. Of a block whose
+// indices are not k ascending ones below m nothing was sent; a level, scale or float32 that is not
+// finite counts as 0. rows: payload of rank r at r * row_bytes. weights: float32 of rank r at r *
+// weight_bytes; absent: all are 1. factors: of rank r and tensor t at t * world + r; absent, or
+// what is sent as float32: 1.
+// y: list of float32.
 template <class T>
 struct SparseMeanOperands {
-  T rows{}, weights{}, y{};
+  T rows{}, weights{}, factors{}, y{};
 };
 struct SparseMean {
   template <class T>
@@ -92,8 +139,9 @@ struct SparseMean {
   using Args = SparseArgs;
   static constexpr SparseMeanOperands<OperandSpec> kOperands = {
       .rows = reads("rows", Touched::kArguments, Element::kU8),
-      .weights = optional(
-          long_as(reads("weights", Touched::kArguments, Element::kU8), sparse_weights_bytes)),
+      .weights = optional(long_as(reads("weights", Touched::kArguments, Element::kU8),
+                                  sparse_weights_bytes<SparseArgs>)),
+      .factors = optional(reads("factors", Touched::kArguments)),
       .y = writes("y", Touched::kList)};
   static constexpr Division kDivision = Division::kNorms;
 };

@@ -151,12 +151,53 @@ SOTTO_HOST_DEVICE inline float share_of(uint32_t ranks) {
   return ranks == 0 ? 0.0f : 1.0f / static_cast<float>(ranks);
 }
 
+// Number of the block with element `first` of a piece, among those of all tensors.
+SOTTO_HOST_DEVICE inline uint64_t sparse_block_number(const SparseSettings& settings,
+                                                      const Piece& piece, uint64_t first) {
+  return piece.message + ((piece.offset + first) >> log2_floor(settings.block));
+}
+// fl(sqrt(sum of n squares, `stride` from each other)).
+SOTTO_HOST_DEVICE inline float norm_of_squares(const double* squares, uint64_t n, uint32_t stride) {
+  double sum = 0;
+  for (uint64_t i = 0; i < n; ++i) sum += squares[i * stride];
+  return static_cast<float>(std::sqrt(sum));
+}
+// What the values of a rank with this norm are multiplied with.
+SOTTO_HOST_DEVICE inline float median_factor(float median, float norm) {
+  return norm > median ? static_cast<float>(double{median} / (double{norm} + 1e-8)) : 1.0f;
+}
+// Element floor((n - 1) / 2) of the ascending norms of the n ranks for which counts(r); 0: there
+// are none.
+template <class Counts>
+SOTTO_HOST_DEVICE inline float lower_median(const float* norms, uint32_t world, Counts&& counts) {
+  uint32_t n = 0;
+  for (uint32_t r = 0; r < world; ++r) n += counts(r) ? 1 : 0;
+  for (uint32_t r = 0; r < world; ++r) {
+    if (!counts(r)) continue;
+    uint32_t below = 0, equal = 0;
+    for (uint32_t other = 0; other < world; ++other) {
+      if (!counts(other)) continue;
+      below += norms[other] < norms[r] ? 1 : 0;
+      equal += norms[other] == norms[r] ? 1 : 0;
+    }
+    if (below <= (n - 1) / 2 && (n - 1) / 2 < below + equal) return norms[r];
+  }
+  return 0;
+}
+// norms: of all ranks, which become factors.
+template <class Counts>
+SOTTO_HOST_DEVICE inline void clip_to_median(float* norms, uint32_t world, Counts&& counts) {
+  const float median = lower_median(norms, world, counts);
+  for (uint32_t r = 0; r < world; ++r)
+    norms[r] = counts(r) ? median_factor(median, norms[r]) : 1.0f;
+}
+
 // Whether a rank takes part. weights may be null.
-SOTTO_HOST_DEVICE inline bool takes_part(const uint8_t* weights, const SparseArgs& args,
+SOTTO_HOST_DEVICE inline bool takes_part(const uint8_t* weights, uint32_t weight_bytes,
                                          uint32_t rank) {
   if (weights == nullptr) return true;
   float weight;
-  std::memcpy(&weight, weights + uint64_t{rank} * args.weight_bytes, sizeof weight);
+  std::memcpy(&weight, weights + uint64_t{rank} * weight_bytes, sizeof weight);
   return weight != 0.0f;
 }
 

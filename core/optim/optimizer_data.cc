@@ -15,8 +15,8 @@ Status OptimizerData::lay_out(bool masks_zero_variance) {
   std::optional<uint32_t> padding_group;
   if (compat() && world > 1) padding_group = static_cast<uint32_t>(groups.size());
   layout = std::make_unique<CompressedLayout>(
-      std::move(tensors), codec ? levels.servers() : 1, settings.chunk_align, settings.granularity,
-      settings.bucket_elements, settings.row().scales, padding_group, codec ? levels.shards() : 1);
+      CompressedLayout::of(settings, std::move(tensors), codec ? levels.servers() : 1,
+                           codec ? levels.shards() : 1, padding_group));
   masked = parameters.has_masks() || masks_zero_variance;
   return ok_status();
 }

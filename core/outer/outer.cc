@@ -51,6 +51,19 @@ Status check_by_hand(const OuterConfig& config) {
       "or create an optimizer with \"sotto\": {{\"outer\": ...}}");
 }
 
+// Inner steps of a fragment whose change no launch has sent. pending: its average is under way.
+// What is done between a launch and a merge that resets is dropped by that merge.
+uint64_t unsent_steps(const OuterConfig& config, const OuterProgress& at, size_t fragment,
+                      bool pending) {
+  const uint64_t of_all = at.step - std::max(at.flushed_at, at.rounds.synchronous);
+  const uint64_t since_launch = at.rounds.since_launch(at.step, fragment);
+  if (since_launch >= of_all) return of_all;  // nothing was launched
+  const OuterSchedule& s = config.schedule;
+  if (config.merge.kind != OuterMerge::kReset || s.delay == 0 || s.delay == s.period)
+    return since_launch;
+  return pending ? 0 : since_launch - std::min(since_launch, s.delay);
+}
+
 }  // namespace
 
 // The end of the last operation of a step.
@@ -403,10 +416,10 @@ Result<OpRef> Outer::flush(const CallOptions& options) {
   Status begun;
   // Nothing has changed since the last one, or outer steps have not begun.
   const bool idle = at_.flushed_at == at_.step || at_.step <= at_.rounds.synchronous;
-  const uint64_t from = std::max(at_.flushed_at, at_.rounds.synchronous);
   bool sends = false;
   for (size_t f = 0; f < fragments_.size() && begun.ok() && !idle; ++f) {
-    const uint64_t since = std::min(at_.rounds.since_launch(at_.step, f), at_.step - from);
+    const bool pending = fragments_[f]->pending() != OuterPending::kNone;
+    const uint64_t since = unsent_steps(context_.config, at_, f, pending);
     sends = sends || since != 0;
     fragments_[f]->report().votes = 0;
     updated_last_ = f;

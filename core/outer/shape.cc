@@ -7,10 +7,10 @@ namespace sotto {
 
 CompressedLayout outer_layout(const OuterConfig& config, std::vector<LayoutTensor> tensors,
                               uint32_t servers, uint32_t shards) {
-  const CodecSettings codec = config.codec.value_or(CodecSettings{});
-  return CompressedLayout(std::move(tensors), config.codec ? servers : 1, codec.chunk_align,
-                          Granularity::kFlat, 0, codec.row().scales, std::nullopt,
-                          config.codec ? shards : 1);
+  CodecSettings codec = config.codec.value_or(CodecSettings{});
+  codec.granularity = Granularity::kFlat;
+  return CompressedLayout::of(codec, std::move(tensors), config.codec ? servers : 1,
+                              config.codec ? shards : 1);
 }
 
 OuterConfig outer_mean_of_parameters() {

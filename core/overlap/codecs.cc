@@ -25,11 +25,10 @@ OverlapCodecs::OverlapCodecs(const Levels& levels, std::span<const OverlapTensor
                              std::span<const OverlapBucket> buckets, const CodecSettings& settings)
     : levels_(levels), tensors_(tensors), buckets_(buckets), settings_(settings) {
   for (const OverlapBucket& bucket : buckets) {
-    codecs_.push_back(std::make_unique<Bucket>(
-        Bucket{CompressedLayout(tensors_of(bucket, tensors), levels.servers(), settings.chunk_align,
-                                settings.granularity, settings.bucket_elements,
-                                settings.row().scales, std::nullopt, levels.shards()),
-               {}}));
+    codecs_.push_back(
+        std::make_unique<Bucket>(Bucket{CompressedLayout::of(settings, tensors_of(bucket, tensors),
+                                                             levels.servers(), levels.shards()),
+                                        {}}));
     elements_ += codecs_.back()->layout.elements();
   }
 }

@@ -52,11 +52,11 @@ Result<CostModel::Fragments> CostModel::cut(const OuterConfig& config) const {
 
 // Plans of averages do not look at the rest of the settings.
 Result<OuterAverage> CostModel::average(const OuterShape& shape, bool compressed) {
-  std::string key = compressed
-                        ? fmt::format("{} {} {}", codec_name(shape.config->codec->kind),
-                                      shape.config->codec->chunk_align, shape.config->codec->block)
-                        : std::string(kDense);
-  if (compressed) key += fmt::format(" {}", shape.config->codec->residual);
+  std::string key(kDense);
+  if (compressed) {
+    key.clear();
+    for (const uint64_t term : shape.config->codec->terms()) key += fmt::format("{} ", term);
+  }
   for (const LayoutTensor& tensor : shape.layout->tensors())
     key += fmt::format(" {}", tensor.count);
   if (const auto known = averages_.find(key); known != averages_.end()) return known->second;

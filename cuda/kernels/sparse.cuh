@@ -180,6 +180,21 @@ class SparseSelection {
     return team_.combine(right, Both()) != 0;
   }
   __device__ uint32_t index(uint32_t j) const { return s_.indices[j]; }
+  // S(q_j^2) of a payload: eight threads are the lanes.
+  __device__ double squares(const SparseValues& values) {
+    if (team_.rank() < kSums) {
+      double lane = 0;
+      for (uint32_t j = team_.rank(); j < b_.k; j += kSums) {
+        const double q = values[j];
+        lane += q * q;
+      }
+      s_.lanes[0][team_.rank()] = lane;
+    }
+    team_.sync();
+    double folded[kSums];
+    for (uint32_t i = 0; i < kSums; ++i) folded[i] = s_.lanes[0][i];
+    return fold_sum(folded);
+  }
 
  private:
   __device__ void clear_string(uint32_t bytes) {
@@ -390,6 +405,51 @@ __global__ void __launch_bounds__(kThreads) sparse_undo(const __grid_constant__ 
                      });
 }
 
+template <class Team>
+__global__ void __launch_bounds__(kThreads) sparse_squares(const __grid_constant__ Params params) {
+  if (!params.holds()) return;
+  const auto& o = params.of<kernels::SparseSquares>();
+  const auto& args = params.arguments<SparseArgs>();
+  const SparseWork work(params);
+  if (work.piece.tensor == kNoTensor || is_sent_dense(work.piece)) return;
+  __shared__ SparseShared<Team::kBlock> shared[Team::kTeams];
+  const auto* rows = o.rows.template flat<const uint8_t>();
+  const Team team{};
+  visit_blocks<Team>(
+      args, work.piece, work.run, [&](const SparseBlock& b, uint64_t first, uint64_t at) {
+        double* squares = o.squares.template flat<double>() +
+                          sparse_block_number(args.settings, work.piece, first) * args.world;
+        SparseSelection<Team> selection(b, &shared[team.team()]);
+        for (uint32_t r = 0; r < args.world; ++r) {
+          const uint8_t* row = rows + r * args.row_bytes + at;
+          const double sum =
+              selection.read_indices(row) ? selection.squares(SparseValues(b, row)) : 0.0;
+          if (team.rank() == 0) squares[r] = sum;
+          team.sync();
+        }
+      });
+}
+
+__global__ void __launch_bounds__(kThreads) sparse_median(const __grid_constant__ Params params) {
+  if (!params.holds()) return;
+  const auto& o = params.of<kernels::SparseMedian>();
+  const auto& args = params.arguments<SparseMedianArgs>();
+  const auto* squares = o.squares.flat<const double>();
+  const auto* weights = o.weights.flat<const uint8_t>();
+  auto* factors = o.factors.flat<float>();
+  for (uint64_t i = threadIdx.x; i < args.n * args.world; i += kThreads) {
+    const NormRange& range = params.ranges[i / args.world];
+    const uint64_t r = i % args.world;
+    factors[uint64_t{range.tensor} * args.world + r] =
+        norm_of_squares(squares + range.first_block * args.world + r, range.blocks, args.world);
+  }
+  __syncthreads();
+  for (uint64_t i = threadIdx.x; i < args.n; i += kThreads) {
+    clip_to_median(factors + uint64_t{params.ranges[i].tensor} * args.world, args.world,
+                   [&](uint32_t r) { return takes_part(weights, args.weight_bytes, r); });
+  }
+}
+
 // Sums of a block over the ranks of a group, and how many ranks have sent an element.
 template <uint32_t kBlock>
 struct SparseSums {
@@ -408,16 +468,19 @@ __global__ void __launch_bounds__(kThreads) sparse_mean(const __grid_constant__ 
   __shared__ SparseSums<Team::kBlock> sums[Team::kTeams];
   const auto* rows = o.rows.template flat<const uint8_t>();
   const auto* weights = o.weights.template flat<const uint8_t>();
+  const auto* factors = o.factors.template flat<const float>();
+  if (factors != nullptr) factors += uint64_t{work.piece.tensor} * args.world;
   float* y = tensor_of<float>(o.y, work.piece);
   uint32_t ranks = 0;
-  for (uint32_t r = 0; r < args.world; ++r) ranks += takes_part(weights, args, r) ? 1 : 0;
+  for (uint32_t r = 0; r < args.world; ++r)
+    ranks += takes_part(weights, args.weight_bytes, r) ? 1 : 0;
   const float share = share_of(ranks);
   if (is_sent_dense(work.piece)) {
     const uint8_t* first = rows + SparsePlace(args, work.piece).of_dense(work.piece.offset);
     for (uint64_t i = work.run.first + threadIdx.x; i < work.run.first + work.run.count;
          i += kThreads) {
       y[i] = share * sum_of_ranks(args.world, [&](uint32_t r) {
-               if (!takes_part(weights, args, r)) return 0.0f;
+               if (!takes_part(weights, args.weight_bytes, r)) return 0.0f;
                return SparseValues::dense_value(first + r * args.row_bytes, i);
              });
     }
@@ -426,35 +489,36 @@ __global__ void __launch_bounds__(kThreads) sparse_mean(const __grid_constant__ 
   const bool by_element = args.settings.average == SparseAverage::kContributors;
   const Team team{};
   auto& mine = sums[team.team()];
-  visit_blocks<Team>(args, work.piece, work.run,
-                     [&](const SparseBlock& b, uint64_t first, uint64_t at) {
-                       SparseSelection<Team> selection(b, &shared[team.team()]);
-                       for (uint32_t i = team.rank(); i < b.m; i += team.size()) {
-                         mine.partial[i] = y[first + i] = 0.0f;
-                         mine.senders[i] = 0;
-                       }
-                       team.sync();
-                       for (uint32_t r = 0; r < args.world; ++r) {
-                         const uint8_t* row = rows + r * args.row_bytes + at;
-                         if (takes_part(weights, args, r) && selection.read_indices(row)) {
-                           const SparseValues values(b, row);
-                           for (uint32_t j = team.rank(); j < b.k; j += team.size()) {
-                             mine.partial[selection.index(j)] += values[j];
-                             ++mine.senders[selection.index(j)];
-                           }
-                         }
-                         team.sync();
-                         if (r % 8 != 7 && r + 1 != args.world) continue;
-                         for (uint32_t i = team.rank(); i < b.m; i += team.size()) {
-                           y[first + i] += mine.partial[i];
-                           mine.partial[i] = 0.0f;
-                         }
-                         team.sync();
-                       }
-                       for (uint32_t i = team.rank(); i < b.m; i += team.size())
-                         y[first + i] *= by_element ? share_of(mine.senders[i]) : share;
-                       team.sync();
-                     });
+  visit_blocks<Team>(
+      args, work.piece, work.run, [&](const SparseBlock& b, uint64_t first, uint64_t at) {
+        SparseSelection<Team> selection(b, &shared[team.team()]);
+        for (uint32_t i = team.rank(); i < b.m; i += team.size()) {
+          mine.partial[i] = y[first + i] = 0.0f;
+          mine.senders[i] = 0;
+        }
+        team.sync();
+        for (uint32_t r = 0; r < args.world; ++r) {
+          const uint8_t* row = rows + r * args.row_bytes + at;
+          if (takes_part(weights, args.weight_bytes, r) && selection.read_indices(row)) {
+            const SparseValues values(b, row);
+            const float factor = factors == nullptr ? 1.0f : factors[r];
+            for (uint32_t j = team.rank(); j < b.k; j += team.size()) {
+              mine.partial[selection.index(j)] += factor * values[j];
+              ++mine.senders[selection.index(j)];
+            }
+          }
+          team.sync();
+          if (r % 8 != 7 && r + 1 != args.world) continue;
+          for (uint32_t i = team.rank(); i < b.m; i += team.size()) {
+            y[first + i] += mine.partial[i];
+            mine.partial[i] = 0.0f;
+          }
+          team.sync();
+        }
+        for (uint32_t i = team.rank(); i < b.m; i += team.size())
+          y[first + i] *= by_element ? share_of(mine.senders[i]) : share;
+        team.sync();
+      });
 }
 
 }  // namespace sotto::cuda

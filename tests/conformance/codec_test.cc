@@ -31,6 +31,7 @@ const std::vector<std::string> kWithResidual = {
     R"({"type": "int8"})",
     R"({"type": "int4", "block": 64, "chunk_align": 64})",
     R"({"type": "topk", "block": 256, "k": 16})",
+    R"({"type": "topk", "block": 64, "k": 8, "exchange": "two_phase"})",
 };
 // With the error of one encoding, relative to the largest magnitude.
 const std::map<std::string, double> kWithoutResidual = {
@@ -284,6 +285,9 @@ TEST_P(CodecTest, BytesEqualTheFormulaAndThePlan) {
         // 7 blocks, and 1329 elements of which 21 are sent.
         bytes[R"({"type": "topk"})"] = 3 * (7 * 84 + (21 * 5 + 7) / 8 + (21 + 41 + 7) / 8 + 6 + 4);
         bytes[R"({"type": "topk", "dense_below": 30002})"] = 3 * 4 * n;
+        // Two blocks each, of which servers send 256 elements, and 83 of the last one.
+        bytes[R"({"type": "topk", "exchange": "two_phase"})"] =
+            comm->rank() == 3 ? 6 * 84 + 3 * (260 + 42 + 21 + 21 + 4) : 5 * 84 + 32 + 3 * 2 * 260;
         for (const auto& [json, formula] : bytes) {
           SOTTO_ASSIGN(const std::shared_ptr<Codec> codec, make_codec(comm, json, {n}));
           Tensors t({n});
@@ -350,31 +354,35 @@ TEST_P(CodecTest, NonfiniteInputChangesNothingAnywhere) {
 TEST_P(CodecTest, SumsThatOverflowResetTheServers) {
   const Status status =
       run_world(world_of(GetParam(), 2), [](const std::shared_ptr<Comm>& comm) -> Status {
-        const std::string json = kWithResidual[0];
-        SOTTO_ASSIGN(const std::shared_ptr<Codec> codec, make_codec(comm, json, {20000}));
-        Tensors t({20000});
-        RandomBits random(static_cast<uint32_t>(comm->rank()) + 7);
-        t.fill(&random);
-        SOTTO_TRY(reduce(*codec, t));
-        SOTTO_ASSIGN(Codec::Snapshot s, codec->snapshot());
-        const std::vector<float> worker = s.residual.worker;
-        if (comm->rank() == 1) s.residual.server[3] = 1e30f;  // its square is no float
-        SOTTO_TRY(codec->restore(s, true));
-        const std::vector<float> y = t.y[0];
-        const Status met = reduce(*codec, t);
-        if (met.code() != Code::kNonfinite ||
-            met.text().find("sums at rank 1") == std::string::npos)
-          return error(Code::kInternal, "status is {}", met.text());
-        if (t.y[0] != y) return error(Code::kInternal, "y was written");
-        SOTTO_ASSIGN(const Codec::Snapshot after, codec->snapshot());
-        for (const float e : after.residual.server) {
-          if (e != 0) return error(Code::kInternal, "the server residual was kept");
+        // The square of the first one is no float, the second one no bfloat16.
+        for (const auto& [json, large] :
+             {std::pair(kWithResidual[0], 1e30f), std::pair(kWithResidual[7], 3.4e38f)}) {
+          SOTTO_ASSIGN(const std::shared_ptr<Codec> codec, make_codec(comm, json, {20000}));
+          Tensors t({20000});
+          RandomBits random(static_cast<uint32_t>(comm->rank()) + 7);
+          t.fill(&random);
+          SOTTO_TRY(reduce(*codec, t));
+          SOTTO_ASSIGN(Codec::Snapshot s, codec->snapshot());
+          const std::vector<float> worker = s.residual.worker;
+          if (comm->rank() == 1) s.residual.server[3] = large;
+          SOTTO_TRY(codec->restore(s, true));
+          const std::vector<float> y = t.y[0];
+          const Status met = reduce(*codec, t);
+          if (met.code() != Code::kNonfinite ||
+              met.text().find("sums at rank 1") == std::string::npos)
+            return error(Code::kInternal, "{}: status is {}", json, met.text());
+          if (t.y[0] != y) return error(Code::kInternal, "{}: y was written", json);
+          SOTTO_ASSIGN(const Codec::Snapshot after, codec->snapshot());
+          for (const float e : after.residual.server) {
+            if (e != 0) return error(Code::kInternal, "{}: the server residual was kept", json);
+          }
+          for (size_t i = 0; i < worker.size(); ++i) {
+            if (std::abs(after.residual.worker[i] - worker[i]) > 2e-6)
+              return error(Code::kInternal, "{}: the worker residual changed", json);
+          }
+          SOTTO_TRY(reduce(*codec, t));
         }
-        for (size_t i = 0; i < worker.size(); ++i) {
-          if (std::abs(after.residual.worker[i] - worker[i]) > 2e-6)
-            return error(Code::kInternal, "the worker residual changed");
-        }
-        return reduce(*codec, t);
+        return ok_status();
       });
   EXPECT_TRUE(status.ok()) << status.text();
 }
@@ -387,6 +395,9 @@ TEST_P(CodecTest, ADifferentCodecIsAProtocolErrorEverywhere) {
            {kWithResidual[2], kWithResidual[3]},
            {kWithResidual[6], R"({"type": "topk", "block": 256, "k": 17})"},
            {kWithResidual[6], R"({"type": "topk", "block": 256, "k": 16, "error_decay": 0.5})"},
+           {kWithResidual[7], R"({"type": "topk", "block": 64, "k": 8})"},
+           {kWithResidual[7],
+            R"({"type": "topk", "block": 64, "k": 8, "exchange": "two_phase", "k_server": 32})"},
            {R"({"type": "onebit", "chunk_align": 24})",
             R"({"type": "onebit", "mode": "compat"})"}}) {
     const auto &mine = pair.first, &other = pair.second;
@@ -464,12 +475,13 @@ TEST(CodecState, TheMeanRestoresOnAnotherWorldSize) {
         });
     ASSERT_TRUE(status.ok()) << status.text();
     status = run_world(world_of("inproc", after), [&](const std::shared_ptr<Comm>& comm) -> Status {
-      for (const std::string& json : {kWithResidual[0], kWithResidual[4], kWithResidual[6]}) {
+      for (const std::string& json :
+           {kWithResidual[0], kWithResidual[4], kWithResidual[6], kWithResidual[7]}) {
         SOTTO_ASSIGN(const std::shared_ptr<Codec> codec, make_codec(comm, json, counts));
         SOTTO_TRY(import_state(*codec, StateMode::kMean, blob));
         SOTTO_ASSIGN(const MeanErrorFeedback mean, codec->mean());
         for (size_t i = 0; i < worker.size(); ++i) {
-          // Top-k has no servers, so their errors are the workers'.
+          // Of top-k gathered there are no servers, so their errors are the workers'.
           const bool served = json != kWithResidual[6];
           const float moved = served ? 0.0f : server[i];
           if (std::abs(mean.worker[i] - (worker[i] + moved)) > 1e-6 ||

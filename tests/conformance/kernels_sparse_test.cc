@@ -97,8 +97,9 @@ struct EncodeCase {
 };
 
 struct MeanCase {
+  // factors: of every tensor and rank; empty: none.
   MeanCase(const SparseSettings& s, const Tensors& t, const std::vector<uint8_t>& rows,
-           const std::vector<float>& weights)
+           const std::vector<float>& weights, const std::vector<float>& factors = {})
       : work(KernelId::kSparseMean) {
     SparseArgs args{s};
     args.row_bytes = t.payload;
@@ -113,6 +114,7 @@ struct MeanCase {
       std::memcpy(bytes.data(), weights.data(), bytes.size());
       o.weights = work.flat(bytes);
     }
+    if (!factors.empty()) o.factors = work.flat(factors);
     std::vector<std::vector<float>> y;
     for (const uint64_t size : t.sizes) y.emplace_back(size, 7.0f);
     o.y = work.list(y);
@@ -383,6 +385,108 @@ TEST(KernelsSparse, MeansOfManyRanksAreTheSumsInTheirOrder) {
   }
 }
 
+// Number of a tensor's first block in Piece::message; returns how many there are, with the ranges
+// of tensors that are sent as selections.
+std::vector<NormRange> number_blocks(const SparseSettings& s, Tensors* t, uint64_t* blocks) {
+  std::vector<NormRange> ranges;
+  *blocks = 0;
+  for (Piece& p : t->pieces) {
+    p.message = static_cast<uint32_t>(*blocks);
+    if (p.scale == 1) continue;
+    ranges.push_back(
+        {.first_block = *blocks, .blocks = sparse_blocks(s, p.count), .tensor = p.tensor});
+    *blocks += ranges.back().blocks;
+  }
+  return ranges;
+}
+
+TEST(KernelsSparse, NormsAboveTheMedianAreBroughtDownToIt) {
+  constexpr uint32_t kWorld = 5;
+  Random random(36);
+  for (const SparseSettings& s : all_settings()) {
+    Tensors t = tensors_of(s, {kSanitized ? 4100u : 9000u, 0, 70});
+    uint64_t blocks = 0;
+    const std::vector<NormRange> ranges = number_blocks(s, &t, &blocks);
+    // Rank 1 does not count; of the others the larger ones are 3 and 4.
+    const std::vector<float> weights = {1, 0, 1, 1, 1}, scales = {1, 100, 0.5f, 3, 8};
+    std::vector<uint8_t> rows;
+    for (uint32_t r = 0; r < kWorld; ++r) {
+      std::vector<std::vector<float>> x = random.tensors(t.sizes);
+      for (std::vector<float>& values : x) {
+        for (float& value : values) value *= scales[r];
+      }
+      EncodeCase encode(s, t, x, F(t.elements));
+      const Outcome encoded = execute_reference(encode.work);
+      const std::vector<uint8_t>& payload = encoded.memory[encode.out_at];
+      rows.insert(rows.end(), payload.begin(), payload.end());
+    }
+    SparseArgs args{s};
+    args.row_bytes = t.payload;
+    args.world = kWorld;
+    KernelCase squares(KernelId::kSparseSquares);
+    squares.pieces = t.pieces;
+    squares.set_args(args);
+    auto& o = squares.named<kernels::SparseSquares>();
+    o.rows = squares.flat(rows);
+    o.squares = squares.flat(std::vector<double>(blocks * kWorld, -1));
+    const size_t squares_at = o.squares.at();
+    EXPECT_EQ(compare_on_all_targets(squares), "");
+    const std::vector<double> of_blocks = execute_reference(squares).as<double>(squares_at);
+
+    KernelCase median(KernelId::kSparseMedian);
+    median.set_args(SparseMedianArgs{ranges.data(), ranges.size(), kWorld, 4});
+    auto& m = median.named<kernels::SparseMedian>();
+    m.squares = median.flat(of_blocks);
+    std::vector<uint8_t> weight_bytes(4 * kWorld);
+    std::memcpy(weight_bytes.data(), weights.data(), weight_bytes.size());
+    m.weights = median.flat(weight_bytes);
+    m.factors = median.flat(std::vector<float>(3 * kWorld, 7));
+    const size_t factors_at = m.factors.at();
+    EXPECT_EQ(compare_on_all_targets(median), "");
+    const std::vector<float> factors = execute_reference(median).as<float>(factors_at);
+
+    for (const NormRange& range : ranges) {
+      // What a rank has sent is the mean of that rank alone.
+      std::vector<float> norms;
+      for (uint32_t r = 0; r < kWorld; ++r) {
+        std::vector<float> only(kWorld, 0);
+        only[r] = 1;
+        MeanCase mean(s, t, rows, only);
+        const F y = mean.y(execute_reference(mean.work));
+        const uint64_t first = range.tensor == 0 ? 0 : t.sizes[0];
+        double sum = 0;
+        for (uint64_t i = 0; i < t.sizes[range.tensor]; ++i)
+          sum += double{y[first + i]} * y[first + i];
+        norms.push_back(static_cast<float>(std::sqrt(sum)));
+      }
+      EXPECT_TRUE(norms[2] < norms[0] && norms[0] < norms[3] && norms[3] < norms[4]);
+      for (uint32_t r = 0; r < kWorld; ++r) {
+        const float want = r < 3 ? 1 : norms[0] / norms[r];  // element 1 of four is the median
+        EXPECT_NEAR(factors[range.tensor * kWorld + r], want, 1e-5f * want) << r;
+      }
+    }
+    MeanCase mean(s, t, rows, weights, factors);
+    EXPECT_EQ(compare_on_all_targets(mean.work), "");
+    // The mean is that of the ranks, each multiplied.
+    const F y = mean.y(execute_reference(mean.work));
+    if (s.average == SparseAverage::kContributors) continue;
+    F want(t.elements);
+    for (uint32_t r = 0; r < kWorld; ++r) {
+      if (weights[r] == 0) continue;
+      std::vector<float> only(kWorld, 0);
+      only[r] = 1;
+      MeanCase one(s, t, rows, only);
+      const F q = one.y(execute_reference(one.work));
+      for (uint64_t i = 0; i < t.elements; ++i) {
+        const uint32_t tensor = i < t.sizes[0] ? 0 : 2;
+        const bool dense = is_dense(s, t.sizes[tensor]);
+        want[i] += (dense ? 1.0f : factors[tensor * kWorld + r]) * q[i];
+      }
+    }
+    for (uint64_t i = 0; i < t.elements; ++i) ASSERT_EQ(y[i], want[i] * 0.25f) << i;
+  }
+}
+
 TEST(KernelsSparse, AnyBytesMayBeDecoded) {
   Random random(35);
   for (const SparseSettings& s : all_settings()) {
@@ -393,6 +497,19 @@ TEST(KernelsSparse, AnyBytesMayBeDecoded) {
       if (round == 2) std::fill(rows.begin(), rows.end(), uint8_t{0});
       MeanCase mean(s, t, rows, {1, 1, 1});
       EXPECT_EQ(compare_on_all_targets(mean.work), "");
+      Tensors numbered = t;
+      uint64_t blocks = 0;
+      (void)number_blocks(s, &numbered, &blocks);
+      SparseArgs args{s};
+      args.row_bytes = t.payload;
+      args.world = 3;
+      KernelCase squares(KernelId::kSparseSquares);
+      squares.pieces = numbered.pieces;
+      squares.set_args(args);
+      auto& o = squares.named<kernels::SparseSquares>();
+      o.rows = squares.flat(rows);
+      o.squares = squares.flat(std::vector<double>(3 * blocks));
+      EXPECT_EQ(compare_on_all_targets(squares), "");
     }
   }
   // Two indices that are the same, and one that is out of range: nothing was sent.

@@ -28,7 +28,8 @@ constexpr const char* kCodecs[] = {
     R"({"type": "fp16", "residual": true})",
     R"({"type": "int8"})",
     R"({"type": "int4", "block": 32, "residual": false})",
-    R"({"type": "topk", "block": 128, "k": 16, "dense_below": 20})"};
+    R"({"type": "topk", "block": 128, "k": 16, "dense_below": 20})",
+    R"({"type": "topk", "block": 32, "k": 4, "dense_below": 20, "exchange": "two_phase"})"};
 
 std::string config(const char* optimizer, const std::string& codec, const std::string& rest = "") {
   return fmt::format(R"({{"optimizer": {}, "sotto": {{"gradient_codec": {}}}{}}})", optimizer,

@@ -228,14 +228,14 @@ TEST(OptimizerHierarchyConfig, WhatHasNoLevelsIsRefusedByName) {
        "sotto.hierarchy: found leader with sotto.mode compat, which is the published arithmetic, "
        "in one level; allowed is flat"},
       {R"({"optimizer": {"type": "Adam"}, "sotto": {"hierarchy": "sharded", "outer": {"preset": "sparse_loco"}}})",
-       "sotto.hierarchy: found sharded with sotto.outer.codec of type topk, which has no servers; "
+       "sotto.hierarchy: found sharded with sotto.outer.codec of type topk, which has one level; "
        "allowed is flat"},
       {R"({"sotto": {"outer": {"codec": {"type": "int8", "hierarchy": "leader"}}}})",
        "sotto.outer.codec.hierarchy: found leader, allowed here is flat; sotto.hierarchy is for "
        "all "
        "averages"},
       {R"({"optimizer": {"type": "Adam"}, "sotto": {"hierarchy": "auto", "gradient_codec": {"type": "topk"}}})",
-       "sotto.hierarchy: found auto with sotto.gradient_codec of type topk, which has no servers; "
+       "sotto.hierarchy: found auto with sotto.gradient_codec of type topk, which has one level; "
        "allowed is flat"},
       {R"({"optimizer": {"type": "Adam"}, "sotto": {"gradient_codec": {"type": "int8", "hierarchy": "leader"}}})",
        "sotto.gradient_codec.hierarchy: found leader, allowed here is flat; sotto.hierarchy is for "

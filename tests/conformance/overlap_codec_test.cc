@@ -83,6 +83,7 @@ const char* const kCodecs[] = {
     R"({"type": "bf16"})",
     R"({"type": "fp16", "residual": true})",
     R"({"type": "topk", "block": 256, "k": 16})",
+    R"({"type": "topk", "block": 64, "k": 4, "exchange": "two_phase", "k_server": 16})",
 };
 
 TEST_P(OverlapCodec, HasTheBitsOfACodecPerBucket) {

@@ -128,7 +128,8 @@ TEST_P(OverlapSteps, HaveThemWithCodecsAndHalfGradients) {
     for (const char* codec :
          {R"({"type": "onebit", "granularity": "bucket", "bucket_elements": 8192})",
           R"({"type": "onebit"})", R"({"type": "int8"})",
-          R"({"type": "topk", "block": 64, "k": 8})", R"({"type": "fp16"})"}) {
+          R"({"type": "topk", "block": 64, "k": 8})", R"({"type": "fp16"})",
+          R"({"type": "topk", "block": 64, "k": 8, "exchange": "two_phase"})"}) {
       same_training(comm, kOptimizers[1],
                     fmt::format(R"(, "sotto": {{"gradient_codec": {}}})", codec), kBuckets);
     }

@@ -187,7 +187,9 @@ TEST_P(SameBits, Codecs) {
         R"({"type": "onebit", "scale": "l1", "granularity": "tensor"})", R"({"type": "int8"})",
         R"({"type": "int4", "block": 64, "chunk_align": 64})",
         R"({"type": "bf16", "residual": true})", R"({"type": "fp16"})", R"({"type": "topk"})",
-        R"({"type": "topk", "block": 64, "k": 8, "bits": 4, "average": "contributors"})"}) {
+        R"({"type": "topk", "block": 64, "k": 8, "bits": 4, "average": "contributors"})",
+        R"({"type": "topk", "block": 512, "k": 9, "median_clip": true})",
+        R"({"type": "topk", "block": 128, "k": 5, "exchange": "two_phase"})"}) {
     SCOPED_TRACE(json);
     compare([json](Member& self, Where where) { return codec_results(self, where, json); });
   }

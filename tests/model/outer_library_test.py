@@ -11,7 +11,7 @@ import threading
 import numpy as np
 
 import sotto_library
-from outer_codecs import payload_bytes
+from outer_codecs import TopK, payload_bytes
 from outer_settings import Settings, preset
 from outer_toy import CASES, GAMMA, SIZES, Toy, close, same_bits
 
@@ -48,6 +48,7 @@ MORE = {
     "int8, lerp": lambda w: close(beta=0.2, codec="int8", chunk_align=256, merge="lerp", merge_a=0.25),
     "int4, warm": lambda w: close(beta=0.1, codec="int4", chunk_align=128, warmup_steps=3),
     "warm": lambda w: close(beta=0.2, warmup_steps=5),
+    "nothing to send at the flush": lambda w: preset("diloco", w, period=4, delay=3, alpha=0.5, beta=0.1),
     "fresh, onebit": lambda w: preset("eager_diloco", w, period=4, alpha=0.2, codec="onebit", chunk_align=64),
     "fresh, bf16, 3 dense": lambda w: close(freshness=1.0, beta=0.2, codec="bf16", dense_rounds=3),
     "fresh, int4, none dense": lambda w: close(freshness=0.5, beta=0.1, penalty="gap_ema", codec="int4", chunk_align=128,
@@ -62,6 +63,18 @@ MORE = {
     "topk, 32 bits, all": lambda w: sparse(w, block=64, k=64, bits=32),
     "topk, no decay": lambda w: sparse(w, block=128, k=9, error_decay=1.0),
     "topk, only the newest": lambda w: sparse(w, block=8, k=1, error_decay=0.0),
+    "topk, median clip": lambda w: sparse(w, block=32, k=4, median_clip=True),
+    "topk, median clip, contributors, 4 bits, some dense":
+        lambda w: sparse(w, block=16, k=3, bits=4, average="contributors", dense_below=10, median_clip=True),
+    "topk, two phases": lambda w: sparse(w, block=32, k=4, exchange="two_phase"),
+    "topk, two phases, contributors, 4 bits, some dense":
+        lambda w: sparse(w, block=16, k=3, bits=4, average="contributors", dense_below=10, exchange="two_phase", k_server=7),
+    "topk, two phases, packed, all from servers": lambda w: sparse(w, block=8, k=2, index="packed", exchange="two_phase",
+                                                                   k_server=8),
+    "topk, two phases, fragments, delay 1": lambda w: sparse(w, {"fragments": [[3, 0], [4, 1, 2]], "delay": 1, "alpha": 0.5},
+                                                             block=64, k=8, bits=8, exchange="two_phase"),
+    "fresh, topk, two phases": lambda w: sparse(w, {"freshness": 0.5, "delay": 4, "alpha": 0.5}, block=32, k=4,
+                                                exchange="two_phase"),
     "topk, delay 4": lambda w: sparse(w, {"delay": 4, "alpha": 0.5}, block=32, k=4),
     "topk, delay 1, lerp": lambda w: sparse(w, {"delay": 1, "merge": "lerp", "merge_a": 0.25}, block=32, k=4),
     "topk, fragments": lambda w: sparse(w, {"fragments": [[3, 0], [4, 1, 2]], "dense_rounds": 1}, block=32, k=4),
@@ -72,6 +85,9 @@ MORE = {
 POISONED = {
     "topk, NaN": (lambda w: sparse(w, block=32, k=4), 6),
     "topk, contributors, NaN": (lambda w: sparse(w, block=32, k=4, average="contributors", dense_below=10), 10),
+    "topk, median clip, NaN": (lambda w: sparse(w, block=32, k=4, median_clip=True), 6),
+    "topk, two phases, NaN": (lambda w: sparse(w, block=32, k=4, exchange="two_phase"), 6),
+    "topk, two phases, delay 4, NaN": (lambda w: sparse(w, {"delay": 4, "alpha": 0.5}, block=32, k=4, exchange="two_phase"), 6),
     "topk, delay 4, NaN": (lambda w: sparse(w, {"delay": 4, "alpha": 0.5}, block=32, k=4), 6),
     "fresh, topk, NaN": (lambda w: sparse(w, {"freshness": 0.5, "delay": 4, "alpha": 0.5}, block=32, k=4), 6),
     "late, NaN": (lambda w: close(beta=0.2, penalty="gap_ema", clip="rms"), 6),
@@ -150,19 +166,23 @@ class Rank:
         return info
 
 
-def payload_of(codec):
-    """What a rank sends to each other one in a round: sparse-loco.md, sections 5 and 6.1."""
-    block, k = codec["block"], codec["k"]
-    total = 0
-    for size in SIZES:
-        if size < codec["dense_below"]:
-            total += 4 * size
-            continue
-        for at in range(0, size, block):
-            m = min(block, size - at)
-            selected = min(max((2 * m * k + block) // (2 * block), 1), m)
-            total += payload_bytes(m, selected, codec["bits"], codec["index"])
-    return total
+def payload_of(codec, world, rank):
+    """What a rank sends in a round: sparse-loco.md, sections 5, 6.1 and 6.2."""
+    block = codec["block"]
+
+    def sizes(k):
+        """Of every block."""
+        for size in SIZES:
+            for at in range(0, size, block):
+                m = min(block, size - at)
+                selected = min(max((2 * m * k + block) // (2 * block), 1), m)
+                yield 4 * m if size < codec["dense_below"] else payload_bytes(m, selected, codec["bits"], codec["index"])
+
+    own = list(sizes(codec["k"]))
+    if codec["exchange"] == "gather":
+        return (world - 1) * sum(own)
+    mine = slice(len(own) * rank // world, len(own) * (rank + 1) // world)
+    return sum(own) - sum(own[mine]) + (world - 1) * sum(list(sizes(TopK(SIZES, world, codec).server_k()))[mine])
 
 
 def compare(library, name, settings, world, poison=None, averages=None, text=None, host_of=None):
@@ -221,7 +241,7 @@ def compare(library, name, settings, world, poison=None, averages=None, text=Non
             same_bits(wanted[STEPS][rank], np.concatenate(mine), f"{name}, {world} ranks, rank {rank}, {what}: ")
         info = outer.info()
         if settings.codec is not None and settings.codec["type"] == "topk" and not settings.fragments:
-            sent = (world - 1) * payload_of(settings.codec)
+            sent = payload_of(settings.codec, world, rank)
             assert info.payload_bytes_next_launch == sent, (info.payload_bytes_next_launch, sent)
         assert (info.step, info.in_flight) == (STEPS, 0), (info.step, info.in_flight)
         outer.call("destroy")

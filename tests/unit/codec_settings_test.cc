@@ -38,13 +38,21 @@ TEST(CodecSettings, NamesWhatIsWrong) {
       {R"({"type": "topk", "error_decay": 1.5})", "codec.error_decay: found 1.5, allowed is a num"},
       {R"({"type": "topk", "index": "rice"})",
        "codec.index: found \"rice\", allowed is one of ef|p"},
-      {R"({"type": "topk", "exchange": "two_phase"})", "allowed is one of gather"},
+      {R"({"type": "topk", "exchange": "ring"})", "allowed is one of gather|two_phase"},
       {R"({"type": "topk", "average": "all"})", "allowed is one of ranks|contributors"},
       {R"({"type": "topk", "alone": "encode"})", "allowed is one of identity"},
       {R"({"type": "topk", "shape": "tile"})", "allowed is one of flat"},
       {R"({"type": "topk", "levels": "tensor"})", "allowed is one of block"},
-      {R"({"type": "topk", "k_server": 4})", "codec.k_server: found 4, allowed is a whole number"},
-      {R"({"type": "topk", "median_clip": true})", "codec.median_clip: found true, allowed is fal"},
+      {R"({"type": "topk", "k_server": 4})",
+       "codec.k_server: found 4 with exchange gather, which has no servers"},
+      {R"({"type": "topk", "k_server": 4097})", "codec.k_server: found 4097, allowed is a whole n"},
+      {R"({"type": "topk", "k_server": 127, "exchange": "two_phase"})",
+       "codec.k_server: found 127 with k 64 and block 4096, allowed is 0 or 128 to 4096"},
+      {R"({"type": "topk", "block": 64, "k": 40, "k_server": 63, "exchange": "two_phase"})",
+       "codec.k_server: found 63 with k 40 and block 64, allowed is 0 or 64 to 64"},
+      {R"({"type": "topk", "median_clip": true, "exchange": "two_phase"})",
+       "codec.median_clip: found true with exchange two_phase, allowed is false"},
+      {R"({"type": "topk", "median_clip": 1})", "codec.median_clip: found 1, allowed is true or f"},
       {R"({"type": "topk", "blok": 8})", "codec.blok: unknown key; the nearest one is block"},
       {R"({"type": "onebit", "residual": false})", "codec.residual: a key of bf16, fp16"},
       {R"({"type": "onebit", "granularity": "group"})", "flat|tensor|bucket"},
@@ -67,7 +75,7 @@ TEST(CodecSettings, NamesWhatIsWrong) {
   EXPECT_FALSE(parse_codec(R"({"type": "fp16"})")->residual);
   const CodecSettings all = parse_codec(R"({"type": "topk", "block": 256, "k": 8, "bits": 4,
       "index": "packed", "error_decay": 0.5, "exchange": "gather", "k_server": 0,
-      "average": "contributors", "dense_below": 100, "alone": "identity", "median_clip": false,
+      "average": "contributors", "dense_below": 100, "alone": "identity", "median_clip": true,
       "shape": "flat", "levels": "block"})")
                                 .take();
   EXPECT_TRUE(all.residual);
@@ -79,9 +87,36 @@ TEST(CodecSettings, NamesWhatIsWrong) {
   EXPECT_EQ(all.sparse.average, SparseAverage::kContributors);
   EXPECT_EQ(all.sparse.error_decay, 0.5);
   EXPECT_EQ(all.sparse.dense_below, 100u);
+  EXPECT_TRUE(all.sparse.median_clip);
+  EXPECT_FALSE(parse_codec(R"({"type": "topk"})")->sparse.median_clip);
   // Whatever one of them is, ranks notice that it differs.
   for (const char* json : {R"({"type": "topk", "block": 256, "k": 8})", R"({"type": "topk"})"})
     EXPECT_NE(parse_codec(json)->terms(), all.terms());
+  EXPECT_NE(parse_codec(R"({"type": "topk", "median_clip": true})")->terms(),
+            parse_codec(R"({"type": "topk"})")->terms());
+  const CodecSettings served = *parse_codec(R"({"type": "topk", "exchange": "two_phase"})");
+  EXPECT_TRUE(served.server_residual());
+  EXPECT_EQ(served.tensor_align(), 4096u);
+  EXPECT_EQ(served.sparse.k_server, 0u);
+  EXPECT_NE(served.terms(), parse_codec(R"({"type": "topk"})")->terms());
+  EXPECT_NE(parse_codec(R"({"type": "topk", "exchange": "two_phase", "k_server": 128})")->terms(),
+            served.terms());
+}
+
+// Specification sparse-loco, 6.2: what ranks may have sent together, or all where that is shorter.
+TEST(CodecSettings, ServersSendWhatTheirRanksSendTogether) {
+  const SparseSettings s = parse_codec(R"({"type": "topk", "exchange": "two_phase"})")->sparse;
+  for (const auto& [ranks, k] : std::map<uint64_t, uint32_t>{
+           {1, 64}, {2, 128}, {4, 256}, {31, 1984}, {32, 4096}, {64, 4096}, {1000, 4096}})
+    EXPECT_EQ(server_settings(s, ranks).k, k) << ranks;
+  SparseSettings given = s;
+  given.k_server = 300;
+  given.error_decay = 0.5;
+  given.average = SparseAverage::kContributors;
+  const SparseSettings server = server_settings(given, 8);
+  EXPECT_EQ(server.k, 300u);
+  EXPECT_EQ(server.error_decay, 1);
+  EXPECT_EQ(server.average, SparseAverage::kRanks);
 }
 
 }  // namespace

@@ -48,8 +48,8 @@ TEST(CodecTable, EveryWordMakesItsCodec) {
       EXPECT_EQ(s.block, row.block) << word;
       EXPECT_EQ(s.residual, row.residual != ResidualUse::kOnRequest) << word;
       EXPECT_EQ(s.server_residual(), s.residual && !row.sparse) << word;
-      EXPECT_GT(s.bits_per_element(), 0) << word;
-      EXPECT_LE(s.bits_per_element(), 16) << word;
+      EXPECT_GT(s.bits_per_element(2), 0) << word;
+      EXPECT_LE(s.bits_per_element(2), 16) << word;
       if (row.sparse) continue;
       EXPECT_EQ(s.chunk_align % s.unit().elements, 0u) << word;
       EXPECT_GT(s.unit().bytes, 0u) << word;
@@ -130,6 +130,41 @@ TEST_P(CodecParts, ACollectiveEncodesServesDecodesAndTakesBack) {
                               [&](const UndoStep& u) { return u.pair_first == i; }));
     }
   }
+}
+
+// With servers of blocks what a rank adds up and encodes again is what lies in its chunk, and no
+// block has two servers.
+TEST(CodecTable, ServersOfBlocksAddUpTheirChunks) {
+  const CodecSettings codec =
+      *parse_codec(R"({"type": "topk", "block": 64, "k": 8, "exchange": "two_phase"})");
+  const std::vector<LayoutTensor> tensors{{70'001, 0}, {3, 0}, {0, 0}, {130, 0}};
+  uint64_t all = 0;
+  for (uint32_t me = 0; me < 3; ++me) {
+    const CompressedLayout layout = CompressedLayout::of(codec, tensors, 3, 1);
+    EXPECT_EQ(layout.elements(), 70'134u);
+    PlanBuilder b;
+    const CompressedCollective c = emit_compressed_collective(
+        b, static_cast<int32_t>(me), layout, codec, std::vector<uint8_t>(4, 0), 16384);
+    const LogicalPlan plan = b.take();
+    EXPECT_EQ(covered(plan, Footprint::kList, Access::kRead, c.in).elements, layout.elements());
+    EXPECT_EQ(covered(plan, Footprint::kList, Access::kWrite, c.out).elements, layout.elements());
+    uint64_t own = 0;
+    for (const Piece& p : server_chunk(layout, me)) {
+      if (p.tensor == kNoTensor) continue;
+      EXPECT_EQ(p.offset % 64, 0u);
+      own += p.count;
+    }
+    const Covered served = covered(plan, Footprint::kFlat, Access::kReadWrite, c.slots.server_next);
+    EXPECT_EQ(served.elements, own);
+    for (const uint32_t i : served.steps) {
+      for (const Piece& p : plan.steps[i].kernel()->pieces) {
+        EXPECT_LE(p.flat + p.count, layout.chunk_elements());
+        EXPECT_EQ(p.offset % 64, 0u);
+      }
+    }
+    all += own;
+  }
+  EXPECT_EQ(all, 70'134u);
 }
 
 std::string codec_of(const testing::TestParamInfo<CodecRow>& info) {

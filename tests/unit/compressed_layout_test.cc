@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <set>
 
 namespace sotto::test {
@@ -15,6 +16,7 @@ struct Shape {
   uint64_t align;
   Granularity granularity;
   uint64_t bucket;
+  uint64_t tensor_align = 1;
 };
 
 std::vector<Shape> shapes() {
@@ -29,6 +31,7 @@ std::vector<Shape> shapes() {
     for (const uint32_t ranks : {1u, 2u, 3u, 8u}) {
       for (const uint64_t align : {8u, 512u}) {
         out.push_back({tensors, ranks, align, Granularity::kFlat, 0});
+        out.push_back({tensors, ranks, align, Granularity::kFlat, 0, align});
         out.push_back({tensors, ranks, align, Granularity::kGroup, 0});
         out.push_back({tensors, ranks, align, Granularity::kTensor, 0});
         out.push_back({tensors, ranks, align, Granularity::kBucket, 8192});
@@ -40,7 +43,8 @@ std::vector<Shape> shapes() {
 }
 
 CompressedLayout layout_of(const Shape& s) {
-  return CompressedLayout(s.tensors, s.ranks, s.align, s.granularity, s.bucket);
+  return CompressedLayout(s.tensors, s.ranks, s.align, s.granularity, s.bucket, true, std::nullopt,
+                          1, s.tensor_align);
 }
 
 // Where the elements of each tensor lie, from its own pieces.
@@ -90,11 +94,43 @@ TEST(CompressedLayout, SegmentsCoverEveryElementOnceOnBothSides) {
           ASSERT_EQ(at, segment.begin + segment.count);
         }
       }
-      ASSERT_EQ(server_at, layout.chunk_elements());
+      if (shape.tensor_align == 1) {
+        ASSERT_EQ(server_at, layout.chunk_elements());
+      } else if (!layout.sections().empty()) {
+        ASSERT_EQ(server_at, layout.chunk_count(layout.sections()[0], k));
+        ASSERT_LE(server_at, layout.chunk_elements());
+      }
     }
     EXPECT_EQ(real, layout.elements());
+    // Behind chunks of any length lies padding of none.
+    if (shape.tensor_align != 1 && shape.ranks != 1) seen.resize(layout.elements());
     for (const int times : seen) ASSERT_EQ(times, 1);
   }
+}
+
+// Specification sparse-loco, 6.2: chunk k has blocks floor(k B / W) to floor((k + 1) B / W) - 1.
+TEST(CompressedLayout, ChunksThatHaveWholeBlocks) {
+  // 3, 1 and 2 blocks, the second group's last.
+  const CompressedLayout layout({{20, 1}, {0, 0}, {5, 0}, {11, 0}}, 4, 8, Granularity::kFlat, 0,
+                                false, std::nullopt, 1, 8);
+  std::vector<std::pair<uint64_t, uint64_t>> chunks;
+  for (uint32_t k = 0; k < 4; ++k) {
+    const LayoutSection& s = layout.sections()[0];
+    chunks.emplace_back(layout.chunk_begin(s, k), layout.chunk_count(s, k));
+  }
+  // Blocks begin at 0, 5, 13, 16, 24 and 32.
+  EXPECT_EQ(chunks, (decltype(chunks){{0, 5}, {5, 11}, {16, 8}, {24, 12}}));
+  EXPECT_EQ(layout.chunk_elements(), 16u);
+  EXPECT_EQ(layout.flat_elements(), 64u);
+  std::vector<std::array<uint64_t, 3>> parts;  // chunk, element, count
+  for (const Piece& p : layout.tensor_pieces(0)) parts.push_back({p.chunk, p.offset, p.count});
+  EXPECT_EQ(parts, (decltype(parts){{2, 0, 8}, {3, 8, 12}}));
+  // Fewer blocks than servers: the last ones have them.
+  const CompressedLayout few({{9, 0}}, 3, 8, Granularity::kFlat, 0, false, std::nullopt, 1, 8);
+  const LayoutSection& s = few.sections()[0];
+  EXPECT_EQ(few.chunk_count(s, 0), 0u);
+  EXPECT_EQ(few.chunk_count(s, 1), 8u);
+  EXPECT_EQ(few.chunk_count(s, 2), 1u);
 }
 
 TEST(CompressedLayout, ScalesOfTensorPiecesAreThoseOfTheChunk) {
@@ -167,7 +203,7 @@ TEST(CompressedLayout, SectionsAreBucketsAndHaveMessagesOfTheirOwn) {
 // and those of the chunks agree about padding too.
 TEST(CompressedLayout, PaddingThatIsDataFillsTheChunks) {
   for (const Shape& s : shapes()) {
-    if (s.granularity == Granularity::kBucket) continue;
+    if (s.granularity == Granularity::kBucket || s.tensor_align != 1) continue;
     const CompressedLayout layout(s.tensors, s.ranks, s.align, s.granularity, 0, true, 7u);
     ASSERT_EQ(layout.elements_with_padding(), layout.flat_elements());
     ASSERT_EQ(layout.flat_elements(), layout_of(s).flat_elements());

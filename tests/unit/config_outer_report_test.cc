@@ -84,7 +84,14 @@ TEST(ConfigOuterReport, BytesOfLaunches) {
   EXPECT_EQ(sparse["dense_rounds"], 0);
   EXPECT_EQ(sparse["codec"],
             Json::parse(R"({"type": "topk", "block": 4096, "k": 64, "bits": 2, "index": "ef",
-                            "average": "ranks", "error_decay": 0.95, "dense_below": 0})"));
+                            "average": "ranks", "error_decay": 0.95, "dense_below": 0,
+                            "median_clip": false, "exchange": "gather", "k_server": 0})"));
+  const Json served = report_of_outer(R"({"preset": "sparse_loco",
+                          "codec": {"type": "topk", "exchange": "two_phase"}})",
+                                      4, 1000000)["outer"];
+  // The last rank serves 62 of 245 blocks, with 256 elements each and 36 of the shorter one.
+  EXPECT_EQ(served["payload_bytes_per_launch"], 183 * 84 + 3 * (61 * 260 + 18 + 9 + 9 + 4));
+  EXPECT_EQ(served["codec"]["exchange"], "two_phase");
 }
 
 TEST(ConfigOuterReport, StagesAreSharesOfLaunches) {

@@ -22,6 +22,7 @@ constexpr const char* kSettings[] = {
     R"({"preset": "eager_diloco"})",
     R"({"preset": "eager_diloco", "codec": "onebit"})",
     R"({"preset": "eager_diloco", "codec": "topk"})",
+    R"({"preset": "co2", "codec": {"type": "topk", "exchange": "two_phase"}})",
     R"({"preset": "slowmo", "delay": 48})",
     R"({"preset": "overlap_local_sgd"})",
     R"({"preset": "cocod"})",

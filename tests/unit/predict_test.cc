@@ -368,6 +368,21 @@ TEST(PredictReport, Configuration) {
   EXPECT_EQ(at_tau_min.at("configuration"), Json(nullptr));
 }
 
+// Codecs of one kind whose other settings differ send different bytes.
+TEST(PredictReport, SettingsOfASparseCodec) {
+  const auto launch = [](const char* codec) {
+    const Json report = report_of(
+        request_of(fmt::format(R"(, "config": {{"preset": "sparse_loco", "codec": {}}})", codec)));
+    return report.at("configuration").at("payload_bytes_per_launch").get<uint64_t>();
+  };
+  // 97 and 146 blocks of 4096, and 2688 and 1984 elements of which 42 and 31 are sent.
+  EXPECT_EQ(launch(R"({"type": "topk"})"), 3u * (243 * 84 + (32 + 11 + 11 + 4) + (24 + 8 + 8 + 4)));
+  // Without indices and levels.
+  EXPECT_EQ(launch(R"({"type": "topk", "k": 4096, "bits": 32})"), 3u * 4 * 1000000);
+  EXPECT_LT(launch(R"({"type": "topk", "exchange": "two_phase", "k_server": 128})"),
+            launch(R"({"type": "topk", "exchange": "two_phase"})"));
+}
+
 TEST(PredictReport, Take) {
   const auto take = [](double mbit, double step_ms) {
     return report_of(fmt::format(R"({{"params": 1000000, "ranks": 4, "bandwidth_mbit": {}, )"

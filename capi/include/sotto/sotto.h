@@ -870,8 +870,14 @@ SOTTO_API sotto_status sotto_group_end(sotto_comm* comm, const sotto_call* call,
  *    average: "ranks" (default: sums are divided by W), or "contributors" (by the number of ranks
  *    that have sent the element);
  *    dense_below: 0; tensors with fewer elements are sent as float32;
- *    exchange "gather", alone "identity", shape "flat", levels "block", k_server 0 and median_clip
- *    false have no other values yet
+ *    median_clip: false; true: ranks whose payload of a tensor has a larger norm than that of the
+ *    median rank count as if it had that norm (not where float32 is sent; error feedback stays);
+ *    exchange: "gather" (default: every rank sends its selections to all others, which add them up)
+ *    or "two_phase" (of every block to its server, which sends a selection of the mean to all, with
+ *    error feedback of its own, 8 bytes per element that it serves; not with median_clip);
+ *    k_server: 0; elements that a server sends of a whole block, min(2 k, block) to block; 0: min(W
+ *    k, block), or block where that is not longer; of exchange two_phase;
+ *    alone "identity", shape "flat" and levels "block" have no other values yet
  *
  * In one level every rank sends 2 (W - 1) P bytes of payload per call, P = the payload of ceil(n /
  * (align W)) align elements (onebit: per tensor or bucket): 1/8 byte per element, 2, (block + 4) /
@@ -885,8 +891,12 @@ SOTTO_API sotto_status sotto_group_end(sotto_comm* comm, const sotto_call* call,
  * topk instead sends (W - 1) P bytes, P the sum over blocks of m elements with k sent ones of I +
  * ceil(k bits / 8) + 4 (32 bits: 0): "packed" I = ceil(k ceil(log2 m) / 8), "ef" with l =
  * floor(log2(m / k)) I = min(ceil(k l / 8) + ceil((k + floor((m - 1) / 2^l)) / 8), ceil(m / 8)); 84
- * bytes for 4096 elements with k 64 and 2 bits. Elements that are not sent wait in the residual, so
- * there is no bound per element. Sums of finite values that overflow are Inf on all ranks.
+ * bytes for 4096 elements with k 64 and 2 bits. With exchange two_phase it sends P of the blocks of
+ * others once and of its own, with k_server, W - 1 times: fewer bytes from W = 5 on with k 64 and 2
+ * bits. Rank r serves blocks floor(r B / W) to floor((r + 1) B / W) - 1 of the B blocks of all
+ * tensors, group by group and in their order. Elements that are not sent wait in the residual, so
+ * there is no bound per element. Sums of finite values that overflow are Inf on all ranks; with
+ * exchange two_phase they are NONFINITE.
  * With residual the sum of the results of T calls is off the sum of the means by the errors of the
  * last call only. onebit has no bound per element: see the residual.
  * NaN, Inf, and what the type has no number for (fp16: from 65520 on) give NONFINITE on every rank:
