@@ -38,7 +38,7 @@ struct Sparse {
   }
   void mean(uint32_t ranks) {
     args.world = ranks;
-    work.run(KernelId::kSparseMean, {rows, nullptr, outputs}, &args, tables);
+    work.run(KernelId::kSparseMean, {rows, nullptr, nullptr, outputs}, &args, tables);
   }
 
   Workload work;

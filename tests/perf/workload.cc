@@ -9,6 +9,8 @@
 #include <new>
 #include <stdexcept>
 
+#include "core/kernels/registry.h"
+
 namespace sotto::perf {
 namespace {
 
@@ -87,6 +89,11 @@ std::vector<std::vector<Piece>> Workload::pieces(uint64_t n, uint64_t chunk, uin
 
 void Workload::launch(KernelId id, std::initializer_list<void*> operands, const void* args,
                       std::span<const Piece> pieces) {
+  const KernelSpec& kernel = kernel_spec(id);
+  if (operands.size() != kernel.operands.size()) {
+    throw std::runtime_error(fmt::format("{}: {} operands, it has {}", kernel.name, operands.size(),
+                                         kernel.operands.size()));
+  }
   std::array<Operand, 16> bound;
   std::transform(operands.begin(), operands.end(), bound.begin(),
                  [](void* p) { return Operand{p}; });
