@@ -1,9 +1,14 @@
 """Gradients of PyTorch modules that are averaged during backward()."""
 
+import copy
+import io
+
 import pytest
 from ranks import thread_ranks
 
 torch = pytest.importorskip("torch", reason="torch is not installed in this Python")
+
+from torch.optim.swa_utils import AveragedModel  # noqa: E402
 
 import sotto  # noqa: E402
 import sotto.torch as st  # noqa: E402
@@ -175,6 +180,33 @@ def test_codecs_and_their_state():
             assert (gradients(1) != wanted).any()
             overlap.load_state_dict(state)
             assert (gradients(1) == wanted).all()
+
+    thread_ranks(2, body)
+
+
+def stored_and_loaded(net):
+    file = io.BytesIO()
+    torch.save(net, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, stored_and_loaded, AveragedModel])
+def test_copies_of_the_module_are_not_averaged(copied):
+    def body(comm):
+        net, alone = model(), model()
+        with st.Overlap(net, comm=comm, **SMALL) as overlap:
+            other = copied(net)
+            loss_of(net, comm.rank, 0).backward()
+            loss_of(other, comm.rank, 1).backward()  # while the round of the first is open
+            overlap.wait()
+            for p, wanted in zip(net.parameters(), means(alone, 2, 0)):
+                torch.testing.assert_close(p.grad, wanted, rtol=1e-6, atol=1e-9)
+            assert overlap.info().rounds == 1
+        alone.zero_grad()
+        loss_of(alone, comm.rank, 1).backward()
+        for p, q in zip(other.parameters(), alone.parameters()):
+            assert torch.equal(p.grad, q.grad)
 
     thread_ranks(2, body)
 

@@ -8,15 +8,8 @@ from typing import Any
 import torch
 
 from ..errors import InvalidArgumentError
+from ..torch.moments import array, arrays, owners
 
-# Of rank 0 alone, or sizes of its buffers: the library starts error feedback anew.
-OF_RANK_0 = (
-    "worker_error",
-    "server_error",
-    "tensor_size",
-    "corrected_tensor_size",
-    "server_chunk_size",
-)
 SCALER = ("cur_scale", "cur_iter", "last_overflow_iter")
 # What DeepSpeed's file has beside what the program's client_state added.
 ENGINE_KEYS = (
@@ -52,45 +45,18 @@ def arrays_of(
         )
     inner = optimizer.get("optimizer_state_dict", optimizer)
     flat = "fp32_groups_flat" in optimizer  # a wrapper that has one tensor per group
-    owners = _owners(inner["param_groups"], names, flat)
-    out = {
-        f"{owners[index]}/{key}": _array(value)
-        for index, values in inner["state"].items()
-        for key, value in values.items()
-        if key not in OF_RANK_0
-    }
+    owning = [[f"group:{g}"] for g in range(len(names))] if flat else names
+    owner_of = owners(inner["param_groups"], owning, "checkpoint")
+    out = arrays((owner_of[index], values) for index, values in inner["state"].items())
     if flat:
-        masters = zip([f"group:{g}" for g in range(len(names))], optimizer["fp32_groups_flat"])
+        tensors = optimizer["fp32_groups_flat"]
     else:
         tensors = [t for group in optimizer.get("fp32_groups", []) for t in group]
-        masters = zip([name for group in names for name in group], tensors)
-    out.update({f"{owner}/fp32": _array(tensor) for owner, tensor in masters})
+    masters = zip([name for group in owning for name in group], tensors)
+    out.update({f"{owner}/fp32": array(tensor) for owner, tensor in masters})
     if scaled and optimizer.get("dynamic_loss_scale"):
-        out.update({f"loss_scaler/{key}": _array(optimizer[key]) for key in SCALER})
+        out.update({f"loss_scaler/{key}": array(optimizer[key]) for key in SCALER})
     schedule = state.get("lr_scheduler")
     if isinstance(schedule, Mapping) and "last_batch_iteration" in schedule:
-        out["scheduler/last_batch_iteration"] = _array(schedule["last_batch_iteration"])
+        out["scheduler/last_batch_iteration"] = array(schedule["last_batch_iteration"])
     return out
-
-
-def _owners(saved: list[Mapping[str, Any]], names: list[list[str]], flat: bool) -> dict[int, str]:
-    """Who owns the state with a number: "group:0" of flat groups, else the parameter's name."""
-    sizes = [len(group["params"]) for group in saved]
-    mine = [1] * len(names) if flat else [len(group) for group in names]
-    if sizes != mine:
-        raise InvalidArgumentError(
-            f"the checkpoint's groups have {sizes} tensors, this optimizer's {mine}; make the same "
-            "groups of parameters, in the same order"
-        )
-    owners: dict[int, str] = {}
-    for g, group in enumerate(saved):
-        for index, name in zip(group["params"], [f"group:{g}"] if flat else names[g]):
-            owners[index] = name
-    return owners
-
-
-def _array(value: Any) -> torch.Tensor:
-    """A contiguous vector; numbers have one element."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().contiguous().view(-1)
-    return torch.tensor([value], dtype=torch.int64 if isinstance(value, int) else torch.float64)

@@ -29,6 +29,7 @@ from .averagers import (
 )
 from .gradients import Gradients, Tensor
 from .hyper import CONSTANTS, Groups
+from .moments import converted
 from .parameters import check_params
 from .replaced import Replaced
 
@@ -422,7 +423,7 @@ class SottoOptimizer(Groups):
             self._drop()
         super().add_param_group(param_group)
         try:
-            self._check_constants()
+            self._check_constants(self.param_groups)
             check_params(self._registered())
         except BaseException:
             self.param_groups.pop()
@@ -513,20 +514,23 @@ class SottoOptimizer(Groups):
         """Takes a state_dict() or gather_state(). Collective: every rank loads one, the same or its
         own. Parameters become those of the state.
 
+        Or takes that of another optimizer, as torch.optim.AdamW, the same on all ranks: moments and
+        step number; parameters stay as they are, and have to be those of the state.
+
         Hyper-parameters of the groups are the state's; freeze_step and other arguments of the
         constructor stay this optimizer's, as in DeepSpeed. Nothing changes on error. A warning says
         where error feedback is not used.
         Errors: InvalidArgumentError (another optimizer or model: names what differs; "exact":
-        another rank or number of ranks).
+        another rank or number of ranks; of another optimizer what this one has not, as amsgrad).
         """
-        saved = state_dict.get("sotto")
-        if saved is None:
-            raise InvalidArgumentError(
-                'the state has no entry "sotto": it was not made by an optimizer of sotto.torch'
-            )
         self._follow_replaced()
+        own = "sotto" in state_dict
+        if not own:
+            state_dict = converted(self, state_dict)
+        saved = state_dict["sotto"]
         self._loaded = frozenset(saved["names"])
-        states.check_saved(self, saved)
+        if own:
+            states.check_saved(self, saved)
         groups = [
             {k: v if k == MASK else copy.deepcopy(v) for k, v in g.items() if k != "params"}
             for g in self.param_groups
@@ -546,7 +550,7 @@ class SottoOptimizer(Groups):
                 )
             optim = self._build()
             if self._gradients is not None:
-                self._gradients.follow_for_load(optim)
+                (self._gradients.follow_for_load if own else self._gradients.follow)(optim)
                 self._gradients.freeze(optim, frozenset(saved.get("frozen", ())))
             states.load(self, optim, saved)
             if self._gradients is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -160,9 +160,9 @@ class Groups(Parameters):
 
     # ---- numbers of groups -----------------------------------------------------------------------
 
-    def _check_constants(self) -> None:
+    def _check_constants(self, groups: Iterable[Mapping[str, Any]]) -> None:
         """Errors: InvalidArgumentError (a group has something else than the constructor)."""
-        for index, group in enumerate(self.param_groups):
+        for index, group in enumerate(groups):
             for key, value in self._constants.items():
                 if key in group and group[key] != value:
                     raise InvalidArgumentError(
@@ -172,7 +172,7 @@ class Groups(Parameters):
 
     def _send_hyper(self, optim: plain.Optimizer) -> None:
         """Tells the library what schedulers have changed in the parameter groups."""
-        self._check_constants()
+        self._check_constants(self.param_groups)
         for index, (group, sent) in enumerate(zip(self.param_groups, self._sent)):
             changed = {k: v for k, v in self._hyper(group).items() if v != sent[k]}
             # Neither bound may pass the other's old value.

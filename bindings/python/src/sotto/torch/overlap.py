@@ -49,11 +49,26 @@ def _bytes(mebibytes: float | None) -> int | None:
     return None if mebibytes is None else max(1, int(mebibytes * MIB))
 
 
+class _BeforeForward:
+    """A module's hook. That of a copy of the module, which no overlap averages, does nothing."""
+
+    def __init__(self, overlap: Overlap | None = None) -> None:
+        self._overlap = overlap
+
+    def __call__(self, *_: Any) -> None:
+        if self._overlap is not None:
+            self._overlap._before_forward()
+
+    def __reduce__(self) -> tuple[type[_BeforeForward], tuple[()]]:
+        return _BeforeForward, ()
+
+
 class Overlap:
     """Averages the gradients of a module over ranks, while its backward() goes on.
 
     model:           its parameters that require gradients, dense, all in host memory or all on one
-                     CUDA device; equal on all ranks: broadcast_parameters(). Not wrapped
+                     CUDA device; equal on all ranks: broadcast_parameters(). Not wrapped. Copies of
+                     it (deepcopy, torch.save) are not averaged
     codec:           "int8", "onebit" or another kind of sotto.Codec, or a dict with its options:
                      compresses every bucket, with error feedback; None: nothing is compressed
     bucket_mb:       MiB of gradients that are sent together; None: 25
@@ -145,7 +160,7 @@ class Overlap:
             )
             for _, p in self._named
         ]
-        self._handles.append(model.register_forward_pre_hook(self._before_forward))
+        self._handles.append(model.register_forward_pre_hook(_BeforeForward(self)))
         self._numbers = numbers
         _watch_steps(self)
 
@@ -320,7 +335,7 @@ class Overlap:
         with contextlib.suppress(InvalidStateError):  # it has ended already
             self._overlap.withdraw(reason)
 
-    def _before_forward(self, *_: Any) -> None:
+    def _before_forward(self) -> None:
         with self._lock:
             if self._open and self._syncs:  # the backward() before has not ended well
                 self._give_up("backward() has ended with an exception")

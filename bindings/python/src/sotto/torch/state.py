@@ -3,12 +3,13 @@
 A state is what torch's optimizers give, with an empty "state" and an entry "sotto", of plain values
 and tensors. Its "form" says what a load does:
 
-rank   made by one rank alone, any rank can load it: parameters, moments and counters become all
-       ranks'; error feedback is that rank's, used by the same rank of as many, else zero
-exact  the same, for that rank alone
-reset  without error feedback
-mean   error feedback averaged over the ranks
-whole  the exact state of every rank; on another number of ranks that of rank 0, as form rank
+rank     made by one rank alone, any rank can load it: parameters, moments and counters become all
+         ranks'; error feedback is that rank's, used by the same rank of as many, else zero
+exact    the same, for that rank alone
+reset    without error feedback
+mean     error feedback averaged over the ranks
+whole    the exact state of every rank; on another number of ranks that of rank 0, as form rank
+moments  of another optimizer (moments.py): arrays; parameters stay, error feedback is zero
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from ..errors import InvalidArgumentError
+from . import moments
 
 if TYPE_CHECKING:
     from .. import optim as plain
@@ -148,6 +150,9 @@ def load(optimizer: SottoOptimizer, optim: plain.Optimizer, saved: Mapping[str, 
     different ranks that do not fit). Nothing changes on error.
     """
     form = saved.get("form") or saved["checkpoint"]
+    if form == "moments":
+        moments.load(optimizer, optim, saved)
+        return
     if form in ("mean", "exact"):
         optim.import_state(bytes_of(saved["blob"]), form)
         return
