@@ -18,6 +18,14 @@ uint64_t header_bytes(const PeerTraffic& traffic) {
   return traffic.messages_sent * (wire::frame_bytes(1) - 1) + traffic.metadata_bytes_sent;
 }
 
+// What plans of averages look at, beside the layout.
+std::string average_key(const OuterConfig& config, bool compressed) {
+  if (!compressed) return std::string(kDense);
+  std::string key;
+  for (const uint64_t term : config.codec->terms()) key += fmt::format("{} ", term);
+  return key;
+}
+
 }  // namespace
 
 double AverageCosts::total() const { return std::accumulate(seconds.begin(), seconds.end(), 0.0); }
@@ -50,13 +58,8 @@ Result<CostModel::Fragments> CostModel::cut(const OuterConfig& config) const {
   return out;
 }
 
-// Plans of averages do not look at the rest of the settings.
 Result<OuterAverage> CostModel::average(const OuterShape& shape, bool compressed) {
-  std::string key(kDense);
-  if (compressed) {
-    key.clear();
-    for (const uint64_t term : shape.config->codec->terms()) key += fmt::format("{} ", term);
-  }
+  std::string key = average_key(*shape.config, compressed);
   for (const LayoutTensor& tensor : shape.layout->tensors())
     key += fmt::format(" {}", tensor.count);
   if (const auto known = averages_.find(key); known != averages_.end()) return known->second;
@@ -65,17 +68,23 @@ Result<OuterAverage> CostModel::average(const OuterShape& shape, bool compressed
   return made;
 }
 
-Result<double> CostModel::average_rate(const OuterConfig& config, bool compressed) {
-  const std::string name = compressed ? average_name(config) : std::string(kDense);
-  if (const auto known = rates_.find(name); known != rates_.end()) return known->second.ns;
+Result<double> CostModel::average_rate(const std::string& method, const OuterConfig& config) {
+  const bool compressed = codes(config);
+  std::string name = compressed ? average_name(config) : std::string(kDense);
+  if (const auto given = request_.rates.find(name); given != request_.rates.end())
+    return given->second;
+  const std::string key = average_key(config, compressed);
+  if (const auto known = measured_.find(key); known != measured_.end()) return known->second;
   SOTTO_ASSIGN(const double ns, kernels_.average(config, compressed));
+  if (rates_.contains(name)) name += " " + method;
   rates_[name] = {ns, true};
+  measured_[key] = ns;
   return ns;
 }
 
-Result<AverageCosts> CostModel::averages(const OuterConfig& config) {
+Result<AverageCosts> CostModel::averages(const std::string& method, const OuterConfig& config) {
   SOTTO_ASSIGN(const Fragments fragments, cut(config));
-  SOTTO_ASSIGN(const double rate, average_rate(config, codes(config)));
+  SOTTO_ASSIGN(const double rate, average_rate(method, config));
   AverageCosts costs;
   for (const std::unique_ptr<Fragment>& fragment : fragments) {
     const OuterShape shape = target_.shape(fragment->config, fragment->layout);
@@ -116,9 +125,9 @@ Result<uint64_t> CostModel::state_bytes(const OuterConfig& config) {
   return sum;
 }
 
-Result<double> CostModel::boundary(const std::string& name, const OuterConfig& config) {
+Result<double> CostModel::boundary(const std::string& method, const OuterConfig& config) {
   const auto given = request_.rates.find("outer");
-  const std::string key = given != request_.rates.end() ? "outer" : "outer " + name;
+  const std::string key = given != request_.rates.end() ? "outer" : "outer " + method;
   if (!rates_.contains(key)) {
     SOTTO_ASSIGN(const double ns, kernels_.boundary(config, codes(config)));
     rates_[key] = {ns, true};

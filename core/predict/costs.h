@@ -36,14 +36,16 @@ class CostModel {
   CostModel(const PredictRequest& request, std::shared_ptr<Device> device,
             const TransportCaps& transport);
 
-  // config: resolved for the request's ranks, as in the following.
-  Result<AverageCosts> averages(const OuterConfig& config);
+  // method: of what the settings are, for names of rates. config: resolved for the request's ranks,
+  // as in the following.
+  Result<AverageCosts> averages(const std::string& method, const OuterConfig& config);
   // As OuterInfo::state_bytes in steady state.
   Result<uint64_t> state_bytes(const OuterConfig& config);
-  // Launches and updates of all fragments, in seconds. Measured once per name.
-  Result<double> boundary(const std::string& name, const OuterConfig& config);
+  // Launches and updates of all fragments, in seconds. Measured once per method.
+  Result<double> boundary(const std::string& method, const OuterConfig& config);
 
-  // Nanoseconds per element that were used, and whether they were measured here.
+  // Nanoseconds per element that were used, and whether they were measured here. Averages have the
+  // codec's name; with other settings than those that have it the method's, too: "topk co2".
   struct Rate {
     double ns = 0;
     bool measured = false;
@@ -60,13 +62,14 @@ class CostModel {
 
   Result<Fragments> cut(const OuterConfig& config) const;
   Result<OuterAverage> average(const OuterShape& shape, bool compressed);
-  Result<double> average_rate(const OuterConfig& config, bool compressed);
+  Result<double> average_rate(const std::string& method, const OuterConfig& config);
   bool codes(const OuterConfig& config) const { return config.codec && request_.ranks > 1; }
 
   const PredictRequest& request_;
   const PredictTarget target_;
   KernelRates kernels_;
   std::map<std::string, Rate> rates_;
+  std::map<std::string, double> measured_;        // averages, by the settings of their codec
   std::map<std::string, OuterAverage> averages_;  // by what plans of averages depend on
 };
 

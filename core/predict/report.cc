@@ -15,6 +15,7 @@ namespace {
 
 using Ordered = nlohmann::ordered_json;
 
+constexpr const char* kOwn = "configuration";  // the method of the request's settings
 constexpr uint64_t kUsualFragments = 4;
 // An average of gradients at every step that costs no more than this share is not worth hiding.
 constexpr double kCheap = 0.02;
@@ -74,7 +75,7 @@ Result<Row> Predictor::row(const std::string& method, OuterConfig config) {
     r.refused = supported.text();
     return r;
   }
-  SOTTO_ASSIGN(r.averages, costs_.averages(r.config));
+  SOTTO_ASSIGN(r.averages, costs_.averages(method, r.config));
   SOTTO_ASSIGN(r.outer, costs_.boundary(method, r.config));
   SOTTO_ASSIGN(r.state_bytes, costs_.state_bytes(r.config));
   r.tau_min = smallest(r.averages.largest());
@@ -95,7 +96,7 @@ Result<OuterConfig> Predictor::at_smallest_delay(const OuterPreset& preset, Orde
   };
   SOTTO_ASSIGN(OuterConfig config, parsed());
   if (config.schedule.delay == 0 || !check_supported(config).ok()) return config;
-  SOTTO_ASSIGN(const AverageCosts averages, costs_.averages(config));
+  SOTTO_ASSIGN(const AverageCosts averages, costs_.averages(std::string(preset.name), config));
   const uint64_t delay = smallest(averages.largest());
   const uint64_t count = config.fragments.count;
   // The link carries all fragments in a period, which their number divides.
@@ -277,11 +278,11 @@ Result<Ordered> Predictor::report() {
     if (OuterSchedule& schedule = config.schedule; schedule.automatic) {
       // What ranks would agree on.
       schedule.automatic = false;
-      SOTTO_ASSIGN(const AverageCosts averages, costs_.averages(config));
+      SOTTO_ASSIGN(const AverageCosts averages, costs_.averages(kOwn, config));
       schedule =
           schedule.with_period(automatic_period(config, averages.total(), request_.step_seconds));
     }
-    SOTTO_ASSIGN(own_, row("configuration", std::move(config)));
+    SOTTO_ASSIGN(own_, row(kOwn, std::move(config)));
   }
   for (const OuterPreset& preset : kOuterPresets) SOTTO_TRY(add_method(preset));
   Ordered methods = Ordered::array();
@@ -296,7 +297,7 @@ Result<Ordered> Predictor::report() {
   out["rates"] = rates_json();
   out["all_reduce"] = all_reduce_json();
   out["every_step"] = every_step_json();
-  out["configuration"] = own_ ? row_json(*own_) : Ordered(nullptr);
+  out[kOwn] = own_ ? row_json(*own_) : Ordered(nullptr);
   out["methods"] = std::move(methods);
   out["take"] = take_json();
   return out;

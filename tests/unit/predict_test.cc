@@ -383,6 +383,23 @@ TEST(PredictReport, SettingsOfASparseCodec) {
             launch(R"({"type": "topk", "exchange": "two_phase"})"));
 }
 
+// Rates are of settings too: those of the configuration are not the presets'.
+TEST(PredictReport, MeasuredRatesOfASparseCodec) {
+  const Json report = report_of(
+      R"({"params": 300000, "ranks": 3, "bandwidth_mbit": 100, "step_ms": 5, "threads": 1, )"
+      R"("config": {"preset": "sparse_loco", "codec": {"type": "topk", "k": 4096, "bits": 32}}})");
+  const auto kernels = [&](const Json& row) { return row.at("kernels_ms").get<double>(); };
+  const auto rate = [&](const char* name) {
+    const Json& at = report.at("rates").at(name);
+    EXPECT_TRUE(at.at("measured").get<bool>()) << name;
+    return at.at("ns_per_element").get<double>() * 1e-6 * 300000;
+  };
+  EXPECT_DOUBLE_EQ(kernels(report.at("configuration")), rate("topk"));
+  EXPECT_DOUBLE_EQ(kernels(method(report, "co2", "topk")), rate("topk co2"));
+  EXPECT_DOUBLE_EQ(kernels(method(report, "diloco", "topk")), rate("topk co2"));
+  EXPECT_NE(rate("topk"), rate("topk co2"));
+}
+
 TEST(PredictReport, Take) {
   const auto take = [](double mbit, double step_ms) {
     return report_of(fmt::format(R"({{"params": 1000000, "ranks": 4, "bandwidth_mbit": {}, )"

@@ -51,7 +51,7 @@ class Figures(unittest.TestCase):
 
     def test_rates_are_means_over_ranks(self):
         ranks = [{"rates": {"onebit": {"ns_per_element": a}, "outer configuration": {"ns_per_element": b},
-                            "outer co2": {"ns_per_element": 9}}} for a, b in ((1, 2), (3, 6))]
+                            "outer co2": {"ns_per_element": 9}, "topk co2": {"ns_per_element": 9}}} for a, b in ((1, 2), (3, 6))]
         self.assertEqual(overlap.rates_of(ranks), {"onebit": 2, "outer": 4})
 
     def test_bounds_of_predictions(self):
