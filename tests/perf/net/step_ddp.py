@@ -180,33 +180,42 @@ def against_bound(figure, figures, bits):
     return [ms / max(compute_ms, wire_ms) for ms, compute_ms in zip(figure.ms, alone.ms)]
 
 
+def line_of(figure, figures, parameters, options, bits):
+    """What is known of a method, as a line of JSON: beside the first one, and beside its bound."""
+    ratios = [a / b for a, b in zip(figures[0].ms, figure.ms)]
+    ratio, iqr = statistics.median(ratios), measure.spread(ratios)
+    sized = options.model != "tiny"
+    target = TARGETS.get((figure.method, bits and bits / 1e6)) if sized else None
+    bounds = against_bound(figure, figures, bits)
+    bound, bound_iqr = (statistics.median(bounds), measure.spread(bounds)) if bounds else (None, None)
+    bound_target = BOUND if sized and bounds and figure.method.startswith("1bit") else None
+    return {"benchmark": "step_ddp", "row": 20, "method": figure.method, "model": options.model,
+            "bucket_mb": options.bucket_mb, "parameters": parameters, "rate": options.rate,
+            "ranks": options.ranks, "pairs": options.pairs,
+            "steps": figure.steps, "ms_p50": statistics.median(figure.ms), "ms_iqr": measure.spread(figure.ms),
+            "interface_bytes": figure.interface, "losses": figure.losses, "ratio": ratio, "ratio_iqr": iqr,
+            "target": target, "verdict": verdict(target, ratio, iqr), "bound_ratio": bound, "bound_ratio_iqr": bound_iqr,
+            "bound_target": bound_target, "bound_verdict": verdict(bound_target, bound, bound_iqr, at_most=True)}
+
+
+def row_of(line):
+    """The same as a row of the table."""
+    target, bound, bound_target = line["target"], line["bound_ratio"], line["bound_target"]
+    return (f"{line['method']:12} {line['ms_p50']:10.1f} {100 * line['ms_iqr']:6.1f} "
+            f"{line['interface_bytes'] or 0:12.0f} {line['losses'][0]:8.4f} {line['losses'][-1]:8.4f} "
+            f"{line['ratio']:9.2f} {100 * line['ratio_iqr']:6.1f}  "
+            f"{'-' if target is None else f'>= {target}: ' + line['verdict']:24} "
+            + (f"{'-':>10} {'-':>6}  " if bound is None else f"{bound:10.2f} {100 * line['bound_ratio_iqr']:6.1f}  ")
+            + ("-" if bound_target is None else f"<= {bound_target}: {line['bound_verdict']}"))
+
+
 def report(figures, parameters, options, bits):
     """The table, and JSON lines."""
-    base, lines = figures[0], []
-    say(f"\n{'':12} {'ms':>10} {'IQR %':>6} {'interface B':>12} {'loss 1':>8} {'loss 6':>8} {base.method + ' / it':>9} {'IQR %':>6}  "
-        f"{'target':24} {'it / bound':>10} {'IQR %':>6}  target")
-    for figure in figures:
-        ratios = [a / b for a, b in zip(base.ms, figure.ms)]
-        ratio, iqr = statistics.median(ratios), measure.spread(ratios)
-        sized = options.model != "tiny"
-        target = TARGETS.get((figure.method, bits and bits / 1e6)) if sized else None
-        result = verdict(target, ratio, iqr)
-        bounds = against_bound(figure, figures, bits)
-        bound, bound_iqr = (statistics.median(bounds), measure.spread(bounds)) if bounds else (None, None)
-        bound_target = BOUND if sized and bounds and figure.method.startswith("1bit") else None
-        bound_result = verdict(bound_target, bound, bound_iqr, at_most=True)
-        say(f"{figure.method:12} {statistics.median(figure.ms):10.1f} {100 * measure.spread(figure.ms):6.1f} "
-            f"{figure.interface or 0:12.0f} {figure.losses[0]:8.4f} {figure.losses[-1]:8.4f} {ratio:9.2f} {100 * iqr:6.1f}  "
-            f"{'-' if target is None else f'>= {target}: {result}':24} "
-            + (f"{bound:10.2f} {100 * bound_iqr:6.1f}  " if bounds else f"{'-':>10} {'-':>6}  ")
-            + ("-" if bound_target is None else f"<= {bound_target}: {bound_result}"))
-        lines.append({"benchmark": "step_ddp", "row": 20, "method": figure.method, "model": options.model,
-                      "bucket_mb": options.bucket_mb, "parameters": parameters, "rate": options.rate,
-                      "ranks": options.ranks, "pairs": options.pairs,
-                      "steps": figure.steps, "ms_p50": statistics.median(figure.ms), "ms_iqr": measure.spread(figure.ms),
-                      "interface_bytes": figure.interface, "losses": figure.losses, "ratio": ratio, "ratio_iqr": iqr,
-                      "target": target, "verdict": result, "bound_ratio": bound, "bound_ratio_iqr": bound_iqr,
-                      "bound_target": bound_target, "bound_verdict": bound_result})
+    say(f"\n{'':12} {'ms':>10} {'IQR %':>6} {'interface B':>12} {'loss 1':>8} {'loss 6':>8} "
+        f"{figures[0].method + ' / it':>9} {'IQR %':>6}  {'target':24} {'it / bound':>10} {'IQR %':>6}  target")
+    lines = [line_of(figure, figures, parameters, options, bits) for figure in figures]
+    for line in lines:
+        say(row_of(line))
     if options.json:
         with open(options.json, "a", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)

@@ -557,6 +557,19 @@ class TrainingSteps(unittest.TestCase):
             self.assertEqual(step_ddp.against_bound(figure, figures, rate), ratios)
         self.assertEqual(step_ddp.against_bound(small, [small], 1e9), [])
 
+    def test_the_report(self):
+        figures = [step_ddp.Figure(name, ms=ms, losses=[3.0, 2.0], interface=sent)
+                   for name, ms, sent in (("ddp", [400.0, 420.0], 1e8), ("alone", [100.0, 105.0], 0), ("1bit", [20.0, 21.0], 1e6))]
+        options = argparse.Namespace(model="25m", bucket_mb=25, rate="1gbit", ranks=2, pairs=2)
+        line = step_ddp.line_of(figures[2], figures, 10, options, 1e9)
+        self.assertEqual((line["method"], line["parameters"], line["steps"], line["ms_p50"]), ("1bit", 10, 1, 20.5))
+        self.assertEqual((line["ratio"], line["target"], line["verdict"]), (20, 10, "reached"))
+        self.assertEqual((line["bound_ratio"], line["bound_target"], line["bound_verdict"]), (0.2, 1.1, "reached"))
+        self.assertRegex(step_ddp.row_of(line), r"^1bit +20\.5 +2\.4 +1000000 +3\.0+ +2\.0+ +20\.00 +0\.0 +>= 10: reached +0\.20 +0\.0 +<= 1\.1: reached$")
+        line = step_ddp.line_of(figures[0], figures[:1], 10, argparse.Namespace(**{**vars(options), "model": "tiny"}), 1e9)
+        self.assertEqual((line["ratio"], line["target"], line["bound_ratio"], line["bound_verdict"]), (1, None, None, "no target"))
+        self.assertRegex(step_ddp.row_of(line), r"^ddp .* 1\.00 +0\.0 +- +- +- +-$")
+
 
 if __name__ == "__main__":
     unittest.main()
