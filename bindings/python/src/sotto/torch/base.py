@@ -13,11 +13,12 @@ import torch
 
 from .. import optim as plain
 from ..comm import Comm
-from ..errors import InvalidArgumentError, InvalidStateError, ProtocolError, UnsupportedError
+from ..errors import InvalidArgumentError, InvalidStateError, ProtocolError
 from ..group import meet
 from ..outer import Outer
 from ..work import Work
 from . import state as states
+from .amp import Scaled
 from .averagers import (
     adopt_engine,
     check_ddp,
@@ -51,7 +52,9 @@ class SottoOptimizer(Groups):
     gradient_clipping: limit of the gradients' global norm; 0: off. Clipping by other means before
                        step() sees the gradient of one rank alone
     loss_scale:        None: none; a number: static; "dynamic": steps whose gradients overflow on
-                       any rank are skipped on all. Multiply the loss with ``optimizer.loss_scale``
+                       any rank are skipped on all. Multiply the loss with ``optimizer.loss_scale``.
+                       None beside torch's GradScaler, which works for float32 gradients: a step
+                       that overflows on any rank is left out on all (collective, host waits)
     checkpoint:        what load_state_dict() does with the error feedback of a state_dict() (1-bit
                        types). "mean": the rank that made it uses it, where there are as many ranks
                        again; on others it starts at zero, with a warning; "exact": every rank has
@@ -112,14 +115,13 @@ class SottoOptimizer(Groups):
         self._ddp: list[Any] = []  # DistributedDataParallel modules of these parameters
         self._averaged: list[bool] | None = None  # whether they did in the last backward()
         self._overlap: Any = None  # a torch.Overlap whose backward() begins the steps
+        self._scaler: weakref.ref[Any] | None = None  # the GradScaler that called step() last
         self._adopted = False  # whether DeepSpeed's engine, if there is one, leaves averaging to us
         self._sent: list[dict[str, Any]] = []
         self._replaced = Replaced()
         self._held = None
         self._group_keys = tuple(group_defaults)
-        self._step_supports_amp_scaling = (
-            True  # GradScaler then leaves its verdict to step(), which refuses
-        )
+        self._step_supports_amp_scaling = True  # GradScaler then leaves its verdict to step()
         if max_grad_norm:
             raise InvalidArgumentError(
                 f"max_grad_norm is {max_grad_norm}; it has to be 0: use gradient_clipping"
@@ -289,28 +291,29 @@ class SottoOptimizer(Groups):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        scaler = [self.__dict__.pop(name, None) for name in ("grad_scale", "found_inf")]
-        if any(value is not None for value in scaler):
-            raise UnsupportedError(
-                "GradScaler decides on every rank by itself whether to skip a step; use "
-                "loss_scale='dynamic' in its place"
-            )
         if self._optim is None and is_rehearsal():
             return loss
+        scaled = Scaled.of(self)
+        if scaled is None or scaled.agree():
+            self._make_step()
+        if scaled is not None:
+            scaled.give_back()
+        return loss
+
+    def _make_step(self) -> None:
         if self._overlap is not None and self._overlap._begun():
             self._end_step()
-            return loss
+            return
         optim = self._ready()
         self._send_hyper(optim)
         work = optim.step()
         if work.on_cuda and torch.cuda.is_current_stream_capturing():
             self.recorded = work
-            return loss
+            return
         self._await(work)
         self._show_schedule(optim)
         if self._gradients is not None:
             self._gradients.check_moving()
-        return loss
 
     @torch.no_grad()
     def _begin_step(self) -> None:
