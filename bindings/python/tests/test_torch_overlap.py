@@ -9,6 +9,7 @@ from ranks import thread_ranks
 torch = pytest.importorskip("torch", reason="torch is not installed in this Python")
 
 from torch.optim.swa_utils import AveragedModel  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import sotto  # noqa: E402
 import sotto.torch as st  # noqa: E402
@@ -207,6 +208,132 @@ def test_copies_of_the_module_are_not_averaged(copied):
         loss_of(alone, comm.rank, 1).backward()
         for p, q in zip(other.parameters(), alone.parameters()):
             assert torch.equal(p.grad, q.grad)
+
+    thread_ranks(2, body)
+
+
+def checkpointed(inner, x):
+    """Every second layer by itself, the last one too."""
+    for i, layer in enumerate(inner):
+        x = checkpoint(layer, x, use_reentrant=True) if i % 2 == 0 else layer(x)
+    return x
+
+
+@pytest.mark.parametrize("order", ["reversed", "observed"])
+def test_backward_passes_inside_of_a_backward_pass(order):
+    def body(comm):
+        net, alone = model(), model()
+        layers = torch.nn.Sequential(
+            *(torch.nn.Sequential(*net[i : i + 2]) for i in (0, 2, 4, 6, 8))
+        )
+        with st.Overlap(net, order=order, comm=comm, **SMALL) as overlap:
+            for step in range(3):
+                net.zero_grad()
+                x = batch(comm.rank, step).requires_grad_()
+                checkpointed(layers, x).square().mean().backward()
+                overlap.wait()
+                for p, wanted in zip(net.parameters(), means(alone, 2, step)):
+                    torch.testing.assert_close(p.grad, wanted, rtol=1e-6, atol=1e-9)
+            assert overlap.info().rounds == 3
+
+    thread_ranks(2, body)
+
+
+@pytest.mark.parametrize("unused", ["error", "zero"])
+def test_all_of_a_model_in_one_checkpoint(unused):
+    """No gradient comes outside of the inner backward pass, and one never."""
+
+    def body(comm):
+        net, alone = model(), model()
+        net.register_parameter("spare", torch.nn.Parameter(torch.ones(7)))
+        with st.Overlap(net, unused=unused, comm=comm, **SMALL) as overlap:
+            x = batch(comm.rank, 0).requires_grad_()
+            checkpoint(net, x, use_reentrant=True).square().mean().backward()
+            if unused == "error":
+                with pytest.raises(sotto.InvalidStateError, match='1 of 11 parameters.*"spare"'):
+                    overlap.wait()
+                return
+            overlap.wait()
+            assert net.spare.grad.tolist() == [0] * 7
+            found = [p.grad for n, p in net.named_parameters() if n != "spare"]
+            for p, wanted in zip(found, means(alone, 2, 0)):
+                torch.testing.assert_close(p, wanted, rtol=1e-6, atol=1e-9)
+
+    thread_ranks(2, body)
+
+
+def clips(net, _):
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
+
+
+def zeroes(net, _):
+    net.zero_grad(set_to_none=False)
+
+
+@pytest.mark.parametrize("change", [clips, zeroes])
+@pytest.mark.parametrize("end", ["wait", "step", "forward"])
+def test_gradients_that_are_changed_before_they_are_means(change, end):
+    def body(comm):
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        ends = {
+            "wait": lambda: overlap.wait(),
+            "step": optimizer.step,
+            "forward": lambda: loss_of(net, comm.rank, 1),
+        }
+        with st.Overlap(net, comm=comm, **SMALL) as overlap:
+            before = [p.detach().clone() for p in net.parameters()]
+            loss_of(net, comm.rank, 0).backward()
+            change(net, optimizer)
+            with pytest.raises(sotto.InvalidStateError, match='gradient of "0.weight" was changed'):
+                ends[end]()
+            assert all(torch.equal(p, q) for p, q in zip(net.parameters(), before))
+            net.zero_grad()
+            loss_of(net, comm.rank, 1).backward()
+            overlap.wait()
+            change(net, optimizer)  # and behind it they are the caller's
+            optimizer.step()
+
+    thread_ranks(2, body)
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["", "fused"])
+def test_a_scaler_waits_for_the_means(fused):
+    def body(comm):
+        net, alone = model(), model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=fused)
+        plain = torch.optim.SGD(alone.parameters(), lr=0.1, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        with st.Overlap(net, comm=comm, **SMALL) as overlap:
+            scaler.scale(loss_of(net, comm.rank, 0)).backward()
+            with pytest.raises(sotto.InvalidStateError, match="GradScaler has looked at gradients"):
+                scaler.step(optimizer)
+            scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+            for step in range(3):
+                optimizer.zero_grad()
+                scaler.scale(loss_of(net, comm.rank, step)).backward()
+                overlap.wait()
+                scaler.step(optimizer)
+                scaler.update()
+                for p, wanted in zip(alone.parameters(), means(alone, 2, step)):
+                    p.grad = wanted
+                plain.step()
+        for p, q in zip(net.parameters(), alone.parameters()):
+            torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
+
+    thread_ranks(2, body)
+
+
+def test_gradients_may_be_dropped_before_they_are_means():
+    def body(comm):
+        net, alone = model(), model()
+        with st.Overlap(net, comm=comm, **SMALL) as overlap:
+            loss_of(net, comm.rank, 0).backward()
+            net.zero_grad()
+            loss_of(net, comm.rank, 1).backward()
+            overlap.wait()
+            for p, wanted in zip(net.parameters(), means(alone, 2, 1)):
+                torch.testing.assert_close(p.grad, wanted, rtol=1e-6, atol=1e-9)
 
     thread_ranks(2, body)
 

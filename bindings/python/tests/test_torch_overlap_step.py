@@ -135,6 +135,28 @@ def test_a_failed_backward_updates_nothing_on_any_rank():
     thread_ranks(2, body)
 
 
+def test_gradients_cannot_change_inside_a_round():
+    def body(comm):
+        net = model()
+        optimizer = st.AdamW(net.parameters(), lr=0.01, comm=comm)
+        with st.Overlap(net, optimizer=optimizer) as overlap:
+            loss_of(net, comm.rank, 0).backward()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
+            text = (
+                r'gradient of "param0" was changed between backward\(\) and step\(\).*gradient_clip'
+            )
+            with pytest.raises(sotto.InvalidStateError, match=text):
+                optimizer.step()
+            for step in (1, 2):
+                optimizer.zero_grad(set_to_none=False)
+                loss_of(net, comm.rank, step).backward()
+                optimizer.step()
+            assert overlap.info().rounds == 3
+        optimizer.close()
+
+    thread_ranks(2, body)
+
+
 def test_a_learning_rate_cannot_change_inside_a_round():
     def body(comm):
         net = model()

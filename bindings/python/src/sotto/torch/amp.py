@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,18 @@ def _scaler_class() -> type:
     return kind
 
 
+def called_by_scaler() -> bool:
+    """Whether a GradScaler's step() is among the callers."""
+    module, frame = _scaler_class().__module__, sys._getframe(1)
+    for _ in range(16):  # torch, and others, wrap an optimizer's step()
+        if frame.f_globals.get("__name__") == module:
+            return True
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return False
+
+
 class Scaled:
     """A step that a GradScaler has called.
 
@@ -29,13 +42,13 @@ class Scaled:
     well, and reads them again if they are left from another one.
     """
 
-    def __init__(self, optimizer: SottoOptimizer, found: torch.Tensor, scale: Any) -> None:
-        self._optimizer = optimizer
+    def __init__(self, optimizer: Any, found: torch.Tensor, scale: Any) -> None:
+        self._optimizer: SottoOptimizer = optimizer
         self._found = found
         self._scale = scale
 
     @classmethod
-    def of(cls, optimizer: SottoOptimizer) -> Scaled | None:
+    def of(cls, optimizer: torch.optim.Optimizer) -> Scaled | None:
         """Takes what a scaler has set."""
         scale = optimizer.__dict__.pop("grad_scale", None)
         found = optimizer.__dict__.pop("found_inf", None)

@@ -333,6 +333,7 @@ class SottoOptimizer(Groups):
     def _end_step(self) -> None:
         """Of the step that backward() has begun."""
         self._await(self._overlap._take())
+        self._overlap._check_untouched()
         for group, sent in zip(self.param_groups, self._sent):
             changed = [key for key, value in self._hyper(group).items() if value != sent[key]]
             if changed and not self._schedule:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -14,9 +15,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from .. import overlap as plain
 from .._view import HOST
 from ..comm import Comm
-from ..errors import InvalidArgumentError, InvalidStateError, UnsupportedError
+from ..errors import InvalidArgumentError, InvalidStateError, SottoError, UnsupportedError
 from ..group import meet
 from ..work import Work
+from .amp import Scaled, called_by_scaler
 from .averagers import check_whole, ddp_modules
 from .base import SottoOptimizer
 from .gradients import check_param
@@ -43,6 +45,23 @@ def _watch_steps(overlap: Overlap) -> None:
         _live.add(overlap)
         if _hook is None:
             _hook = register_optimizer_step_pre_hook(_before_any_step)
+
+
+# The frame of a torch.autograd.Function that is being differentiated.
+_NODE = torch.autograd.function.BackwardCFunction.apply.__code__
+
+
+def _inside_backward() -> bool:
+    """Whether the backward pass that calls is a part of another one.
+
+    As those of activation checkpoints are, with use_reentrant=True and in DeepSpeed.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code is _NODE:
+            return True
+    return False
 
 
 def _bytes(mebibytes: float | None) -> int | None:
@@ -92,23 +111,25 @@ class Overlap:
 
     Collective: the constructor, and every backward() outside of no_sync(). Gradients are means from
     wait() on, which the step() of a torch optimizer of these parameters calls first; call it before
-    gradients are clipped or looked at. A backward() that ends with an exception makes the round end
-    with CancelledError on all ranks, at once inside ``with overlap.round()``, else with the next
-    forward(), wait() or close().
+    gradients are clipped, unscaled by GradScaler or looked at: that they were changed before is an
+    error of wait(), step() or the next forward(). A backward() that ends with an exception makes
+    the round end with CancelledError on all ranks, at once inside ``with overlap.round()``, else
+    with the next forward(), wait() or close().
 
     With ``optimizer`` a round is a step of it: averages, or what its 1-bit stage sends, travel
     during backward(), and the update is behind them, to the bit that of a step() that begins when
-    all gradients are there. Learning rates and the like are those of the beginning of backward(),
-    gradients stay as they are, and every parameter has to have one ("zero" counts those without as
-    zeros). `sotto={"granularity": "bucket"}` lets 1-bit stages send bucket by bucket; bucket_mb and
+    all gradients are there. Learning rates and the like are those of the beginning of backward().
+    Gradients stay as they are, and must not be changed before step(), of which that is an error;
+    every parameter has to have one ("zero" counts those without as zeros).
+    `sotto={"granularity": "bucket"}` lets 1-bit stages send bucket by bucket; bucket_mb and
     first_bucket_mb then follow from it. report() says what is hidden.
 
         optimizer = sotto.torch.OnebitAdam(model.parameters(), sotto={"granularity": "bucket"})
         overlap = sotto.torch.Overlap(model, optimizer=optimizer)
 
     Errors of wait(), and of the optimizer's step(): CancelledError (the backward() of a rank has
-    failed; the next one is as any), NonfiniteError (with a codec), InvalidStateError, the comm's
-    own. close() it before the comm.
+    failed; the next one is as any), NonfiniteError (with a codec), InvalidStateError (parameters
+    without a gradient; changed gradients), the comm's own. close() it before the comm.
     """
 
     def __init__(
@@ -149,6 +170,9 @@ class Overlap:
         self._may_begin: Callable[[], bool] = lambda: True  # asked beside no_sync()
         self._kept: set[int] = set()  # gradients of micro-batches inside no_sync()
         self._missing: set[int] = set()  # of the open round
+        self._passes: set[int] = set()  # backward passes that have brought some of it
+        self._inner_ended = False  # and of these one has ended inside of another, just now
+        self._sent: list[tuple[torch.Tensor, int]] = []  # gradients that become means: versions
         self._layout = -1
         self._learn_buckets()
         numbers = {id(p): i for i, (_, p) in enumerate(self._named)}
@@ -245,8 +269,7 @@ class Overlap:
         self._missing = set(range(len(self._named)))
         self._left = list(self._sizes)
         self._waiting: list[dict[int, list[int]]] = [{} for _ in self._sizes]  # by stream
-        # It runs when the backward pass has ended well.
-        torch.autograd.Variable._execution_engine.queue_callback(self._backward_has_ended)
+        self._passes.clear()
 
     def _computed(self, index: int, p: torch.Tensor) -> None:
         with self._lock:
@@ -254,6 +277,7 @@ class Overlap:
                 self._kept.add(index)
                 return
             if self._work is not None and not self._open:
+                self._sent = []  # this says that they were changed
                 raise InvalidStateError(
                     "a second backward() before the means of the first were waited for; call "
                     "wait() or step() in between, or wrap all micro-batches but the last in "
@@ -261,6 +285,12 @@ class Overlap:
                 )
             if self._work is None:
                 self._begin()
+            self._inner_ended = False
+            number = torch._C._current_graph_task_id()
+            if number not in self._passes:
+                self._passes.add(number)
+                # It runs when the backward pass has ended well.
+                torch.autograd.Variable._execution_engine.queue_callback(self._backward_has_ended)
             try:
                 self._hand_over(index, p)
             except BaseException as error:
@@ -304,30 +334,39 @@ class Overlap:
         with self._lock:
             if not self._open:
                 return
-            try:
-                for index in sorted(self._missing):
-                    p = self._named[index][1]
-                    if index not in self._kept and not self._zeros:
-                        continue
-                    if p.grad is None and self._optimizer is not None:
-                        self._overlap.unused([index])
-                        self._count(index, p)
-                        continue
-                    if index not in self._kept or p.grad is None:
-                        p.grad = torch.zeros_like(p)
-                    self._hand_over(index, p)
-                if self._missing:
-                    names = ", ".join(f'"{self._named[i][0]}"' for i in sorted(self._missing)[:8])
-                    raise InvalidStateError(
-                        f"{len(self._missing)} of {len(self._named)} parameters got no gradient in "
-                        f'backward(): {names}; with unused="zero" it counts as zeros'
-                    )
-                self._overlap.finish()
-            except BaseException as error:
-                self._give_up(f"{type(error).__name__}: {error}")
-                raise
-            self._open = False
-            self._kept.clear()
+            if self._missing and _inside_backward():
+                self._inner_ended = True  # the outer one brings others
+                return
+            self._end_round()
+
+    def _end_round(self) -> None:
+        """Nothing more comes."""
+        try:
+            for index in sorted(self._missing):
+                p = self._named[index][1]
+                if index not in self._kept and not self._zeros:
+                    continue
+                if p.grad is None and self._optimizer is not None:
+                    self._overlap.unused([index])
+                    self._count(index, p)
+                    continue
+                if index not in self._kept or p.grad is None:
+                    p.grad = torch.zeros_like(p)
+                self._hand_over(index, p)
+            if self._missing:
+                names = ", ".join(f'"{self._named[i][0]}"' for i in sorted(self._missing)[:8])
+                raise InvalidStateError(
+                    f"{len(self._missing)} of {len(self._named)} parameters got no gradient in "
+                    f'backward(): {names}; with unused="zero" it counts as zeros'
+                )
+            self._overlap.finish()
+        except BaseException as error:
+            self._give_up(f"{type(error).__name__}: {error}")
+            raise
+        self._open = False
+        self._kept.clear()
+        gradients = [p.grad for _, p in self._named if p.grad is not None]
+        self._sent = [(gradient, gradient._version) for gradient in gradients]
 
     def _give_up(self, reason: str) -> None:
         """The open round ends with CancelledError on all ranks, for whoever waits for it."""
@@ -342,8 +381,9 @@ class Overlap:
         if self._optimizer is not None:
             return  # its step() is what waits
         if self._work is not None and not self._open and self._syncs and torch.is_grad_enabled():
-            with contextlib.suppress(Exception):  # the next wait() is for another round
+            with contextlib.suppress(SottoError):  # the next wait() is for another round
                 self._wait()
+            self._check_untouched()
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         params = (p for group in optimizer.param_groups for p in group["params"])
@@ -358,6 +398,12 @@ class Overlap:
                 "torch.optim"
             )
         self.wait()
+        if called_by_scaler():  # whose writes torch does not count
+            Scaled.of(optimizer)  # leaves nothing for the next step
+            raise InvalidStateError(
+                "GradScaler has looked at gradients, or unscaled them, before they were averages: "
+                "call wait() before scaler.unscale_() and scaler.step()"
+            )
 
     def _wait(self) -> None:
         work, self._work = self._work, None
@@ -372,10 +418,27 @@ class Overlap:
         """
         self._end_backward()
         self._wait()
+        self._check_untouched()
+
+    def _check_untouched(self) -> None:
+        """Means were written where gradients were, or a step has read them, while others wrote."""
+        sent, self._sent = self._sent, []
+        until, remedy = "the end of its average", "call wait() before"
+        if self._optimizer is not None:
+            until, remedy = "step(), while that was being made", 'take "gradient_clipping"'
+        versions = {id(gradient): version for gradient, version in sent}
+        for name, p in self._named:
+            if p.grad is not None and sent and p.grad._version != versions.get(id(p.grad)):
+                raise InvalidStateError(
+                    f'the gradient of "{name}" was changed between backward() and {until}, as '
+                    f"clipping and zero_grad(set_to_none=False) do: {remedy}"
+                )
 
     def _end_backward(self) -> None:
         with self._lock:
-            if self._open:
+            if self._open and self._inner_ended:
+                self._end_round()
+            elif self._open:
                 self._give_up("backward() has ended with an exception")
 
     def _begun(self) -> bool:
