@@ -324,6 +324,21 @@ def test_a_scaler_waits_for_the_means(fused):
     thread_ranks(2, body)
 
 
+def test_a_failed_round_says_nothing_of_gradients():
+    def body(comm):
+        net = model()
+        with st.Overlap(net, codec="int8", comm=comm, **SMALL) as overlap:
+            (loss_of(net, comm.rank, 0) * float("inf" if comm.rank else 1)).backward()
+            with pytest.raises(sotto.NonfiniteError):
+                overlap.wait()
+            net.zero_grad(set_to_none=False)
+            overlap.wait()  # there is nothing to wait for
+            loss_of(net, comm.rank, 1).backward()
+            overlap.wait()
+
+    thread_ranks(2, body)
+
+
 def test_gradients_may_be_dropped_before_they_are_means():
     def body(comm):
         net, alone = model(), model()

@@ -89,12 +89,11 @@ def converted(optimizer: SottoOptimizer, other: Mapping[str, Any]) -> dict[str, 
         owned.update({names[i]: {**common, **state[i]} for i in group["params"] if state.get(i)})
     for name, _, p in optimizer._named():
         _check_shapes(name, p, owned.get(name, {}))
-    for some in list(owned.values())[:1]:
-        for name, _, p in optimizer._registered():
-            still = {key: torch.zeros(p.shape) for key in some if key not in OF_RANK_0}
-            owned.setdefault(
-                name, {**still, **{key: some[key] for key in ("step",) if key in some}}
-            )
+    some: dict[str, Any] = next(iter(owned.values()), {})
+    for name, _, p in optimizer._registered() if owned else ():
+        zeros = {key: torch.zeros(p.shape) for key in some if key not in (*OF_RANK_0, "step")}
+        steps = {"step": some["step"]} if "step" in some else {}
+        owned.setdefault(name, {**zeros, **steps})
     return {
         "param_groups": [_group(*both) for both in zip(optimizer.param_groups, groups)],
         "sotto": {
@@ -146,7 +145,8 @@ def _group(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]
 
 def _check_shapes(name: str, p: torch.Tensor, values: Mapping[str, Any]) -> None:
     for key, value in values.items():
-        if isinstance(value, torch.Tensor) and value.ndim > 0 and value.shape != p.shape:
+        one = key == "step" or not isinstance(value, torch.Tensor) or value.ndim == 0
+        if not one and value.shape != p.shape:
             raise InvalidArgumentError(
                 f'{key} of parameter "{name}" has shape {list(value.shape)} in the state, the '
                 f"parameter {list(p.shape)}: the state is of another model"

@@ -265,6 +265,7 @@ class Overlap:
         self._follow_optimizer()
         self._work = self._overlap.begin()
         self._open = True
+        self._sent = []
         self._learn_buckets()
         self._missing = set(range(len(self._named)))
         self._left = list(self._sizes)
@@ -407,8 +408,13 @@ class Overlap:
 
     def _wait(self) -> None:
         work, self._work = self._work, None
-        if work is not None:
+        if work is None:
+            return
+        try:
             work.wait()
+        except BaseException:
+            self._sent = []
+            raise
 
     def wait(self) -> None:
         """Waits until the gradients of the last backward() are means. Without one it does nothing.
