@@ -199,7 +199,15 @@ def test_states_that_do_not_fit_change_nothing(comm):
     l2 = torch.optim.Adam(net.parameters(), **ADAM).state_dict()
     n = len(list(net.parameters()))
     bad = [
-        ({"model": {}}, r'no entry "sotto", and not "state" and "param_groups" either'),
+        *(
+            (other, r'no entry "sotto", and not "state" and "param_groups" as torch has them')
+            for other in (
+                {"model": {}},
+                [],
+                {"state": {}, "param_groups": [{"lr": 1.0}]},
+                {"state": {0: 3}, "param_groups": state["param_groups"]},
+            )
+        ),
         (l2, r"decoupled_weight_decay of group 0 is False in the state, with weight_decay 0.1"),
         (
             changed(state, lambda s: s["param_groups"][0]["params"].pop()),

@@ -74,12 +74,12 @@ def converted(optimizer: SottoOptimizer, other: Mapping[str, Any]) -> dict[str, 
     Parameters without a state there have never had a gradient: their moments are zero. Errors:
     InvalidArgumentError (no such state; other groups or shapes; what this one has not, as amsgrad).
     """
-    state, groups = other.get("state"), other.get("param_groups")
-    if not isinstance(state, Mapping) or not isinstance(groups, Sequence):
+    if not _is_of_torch(other):
         raise InvalidArgumentError(
-            'the state has no entry "sotto", and not "state" and "param_groups" either: it was '
-            "made by an optimizer neither of sotto.torch nor of torch.optim"
+            'the state has no entry "sotto", and not "state" and "param_groups" as torch has them '
+            "either: it was made by an optimizer neither of sotto.torch nor of torch.optim"
         )
+    state, groups = other["state"], other["param_groups"]
     names = owners(groups, optimizer._names(), "state")
     optimizer._check_constants(groups)
     owned: dict[str, dict[str, Any]] = {}
@@ -136,6 +136,18 @@ def _check_stage(optimizer: SottoOptimizer, steps: Mapping[str, torch.Tensor]) -
             "trust ratios of a warm-up with 1-bit LAMB, which this state does not have; make "
             "freeze_step some hundred steps larger than that"
         )
+
+
+def _is_of_torch(other: Any) -> bool:
+    if not isinstance(other, Mapping):
+        return False
+    state, groups = other.get("state"), other.get("param_groups")
+    return (
+        isinstance(state, Mapping)
+        and all(isinstance(values, Mapping) for values in state.values())
+        and isinstance(groups, Sequence)
+        and all(isinstance(g, Mapping) and isinstance(g.get("params"), list) for g in groups)
+    )
 
 
 def _group(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
