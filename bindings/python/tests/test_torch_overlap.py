@@ -324,6 +324,44 @@ def test_a_scaler_waits_for_the_means(fused):
     thread_ranks(2, body)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.1),
+        lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=3),
+    ],
+    ids=["SGD", "LBFGS"],
+)
+def test_a_closure_has_the_means(make):
+    """As Lightning trains with every optimizer."""
+
+    def body(comm):
+        net, alone = model(), model()
+        optimizer, plain = make(net.parameters()), make(alone.parameters())
+        with st.Overlap(net, comm=comm, **SMALL) as overlap:
+            for step in range(3):
+
+                def closure():
+                    optimizer.zero_grad()
+                    loss = loss_of(net, comm.rank, step)  # noqa: B023
+                    loss.backward()
+                    return loss.detach() * 0  # line searches would see each rank's
+
+                def together():
+                    wanted = means(alone, 2, step)  # noqa: B023
+                    for p, gradient in zip(alone.parameters(), wanted):
+                        p.grad = gradient
+                    return torch.zeros(())
+
+                optimizer.step(closure)
+                plain.step(together)
+                for p, q in zip(net.parameters(), alone.parameters()):
+                    torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
+            assert not overlap._stepping
+
+    thread_ranks(2, body)
+
+
 def test_a_failed_round_says_nothing_of_gradients():
     def body(comm):
         net = model()

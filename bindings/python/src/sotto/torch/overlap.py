@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from .. import overlap as plain
 from .._view import HOST
@@ -25,26 +28,40 @@ from .gradients import check_param
 
 MIB = 1 << 20
 
-# One hook before the steps of all optimizers: torch goes through its hooks while other threads may
-# make and close overlaps.
-_hook: Any = None
+# One hook before the steps of all optimizers, and one behind: torch goes through its hooks while
+# other threads may make and close overlaps.
+_hooks: Any = None
 _hook_lock = threading.Lock()
 _live: weakref.WeakSet[Overlap] = weakref.WeakSet()
 
 
-def _before_any_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+def _training(optimizer: torch.optim.Optimizer) -> list[Overlap]:
+    """The overlaps of gradients that a step of the optimizer uses."""
     with _hook_lock:
         overlaps = list(_live)
-    for overlap in overlaps:
+    ids = {id(p) for group in optimizer.param_groups for p in group["params"]} if overlaps else ()
+    return [overlap for overlap in overlaps if not overlap._numbers.keys().isdisjoint(ids)]
+
+
+def _before_any_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for overlap in _training(optimizer):
         overlap._before_step(optimizer)
 
 
+def _behind_any_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for overlap in _training(optimizer):
+        overlap._stepping = False
+
+
 def _watch_steps(overlap: Overlap) -> None:
-    global _hook
+    global _hooks
     with _hook_lock:
         _live.add(overlap)
-        if _hook is None:
-            _hook = register_optimizer_step_pre_hook(_before_any_step)
+        if _hooks is None:
+            _hooks = (
+                register_optimizer_step_pre_hook(_before_any_step),
+                register_optimizer_step_post_hook(_behind_any_step),
+            )
 
 
 # The frame of a torch.autograd.Function that is being differentiated.
@@ -110,7 +127,8 @@ class Overlap:
             optimizer.step()  # waits for the means first
 
     Collective: the constructor, and every backward() outside of no_sync(). Gradients are means from
-    wait() on, which the step() of a torch optimizer of these parameters calls first; call it before
+    wait() on, which the step() of a torch optimizer of these parameters calls first, as does a
+    backward() in its closure at the end; call it before
     gradients are clipped, unscaled by GradScaler or looked at: that they were changed before is an
     error of wait(), step() or the next forward(). A backward() that ends with an exception makes
     the round end with CancelledError on all ranks, at once inside ``with overlap.round()``, else
@@ -167,6 +185,7 @@ class Overlap:
         self._work: Work | None = None
         self._open = False  # gradients of a round are being computed
         self._syncs = True
+        self._stepping = False  # a step() of torch's that may call backward(); or one has failed
         self._may_begin: Callable[[], bool] = lambda: True  # asked beside no_sync()
         self._kept: set[int] = set()  # gradients of micro-batches inside no_sync()
         self._missing: set[int] = set()  # of the open round
@@ -368,6 +387,8 @@ class Overlap:
         self._kept.clear()
         gradients = [p.grad for _, p in self._named if p.grad is not None]
         self._sent = [(gradient, gradient._version) for gradient in gradients]
+        if self._stepping and self._optimizer is None:
+            self._wait()  # in a closure: the step goes on with the gradients when it has ended
 
     def _give_up(self, reason: str) -> None:
         """The open round ends with CancelledError on all ranks, for whoever waits for it."""
@@ -387,10 +408,10 @@ class Overlap:
             self._check_untouched()
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        params = (p for group in optimizer.param_groups for p in group["params"])
-        if self._work is None or not any(id(p) in self._numbers for p in params):
-            return
         if optimizer is self._optimizer:
+            return
+        self._stepping = True
+        if self._work is None:
             return
         if isinstance(optimizer, SottoOptimizer):
             raise InvalidStateError(
