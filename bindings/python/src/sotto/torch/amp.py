@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -20,18 +19,6 @@ _INSTEAD = "use loss_scale='dynamic' in its place"
 def _scaler_class() -> type:
     kind: type = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
     return kind
-
-
-def called_by_scaler() -> bool:
-    """Whether a GradScaler's step() is among the callers."""
-    module, frame = _scaler_class().__module__, sys._getframe(1)
-    for _ in range(16):  # torch, and others, wrap an optimizer's step()
-        if frame.f_globals.get("__name__") == module:
-            return True
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
-    return False
 
 
 class Scaled:

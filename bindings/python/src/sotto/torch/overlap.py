@@ -10,58 +10,40 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .. import overlap as plain
 from .._view import HOST
 from ..comm import Comm
-from ..errors import InvalidArgumentError, InvalidStateError, SottoError, UnsupportedError
+from ..errors import InvalidArgumentError, InvalidStateError, UnsupportedError
 from ..group import meet
 from ..work import Work
-from .amp import Scaled, called_by_scaler
 from .averagers import check_whole, ddp_modules
 from .base import SottoOptimizer
 from .gradients import check_param
 
 MIB = 1 << 20
 
-# One hook before the steps of all optimizers, and one behind: torch goes through its hooks while
-# other threads may make and close overlaps.
-_hooks: Any = None
+# One hook before the steps of all optimizers: torch goes through its hooks while other threads may
+# make and close overlaps.
+_hook: Any = None
 _hook_lock = threading.Lock()
 _live: weakref.WeakSet[Overlap] = weakref.WeakSet()
 
 
-def _training(optimizer: torch.optim.Optimizer) -> list[Overlap]:
-    """The overlaps of gradients that a step of the optimizer uses."""
+def _before_any_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     with _hook_lock:
         overlaps = list(_live)
-    ids = {id(p) for group in optimizer.param_groups for p in group["params"]} if overlaps else ()
-    return [overlap for overlap in overlaps if not overlap._numbers.keys().isdisjoint(ids)]
-
-
-def _before_any_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    for overlap in _training(optimizer):
+    for overlap in overlaps:
         overlap._before_step(optimizer)
 
 
-def _behind_any_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    for overlap in _training(optimizer):
-        overlap._stepping = False
-
-
 def _watch_steps(overlap: Overlap) -> None:
-    global _hooks
+    global _hook
     with _hook_lock:
         _live.add(overlap)
-        if _hooks is None:
-            _hooks = (
-                register_optimizer_step_pre_hook(_before_any_step),
-                register_optimizer_step_post_hook(_behind_any_step),
-            )
+        if _hook is None:
+            _hook = register_optimizer_step_pre_hook(_before_any_step)
 
 
 # The frame of a torch.autograd.Function that is being differentiated.
@@ -124,15 +106,14 @@ class Overlap:
         for x in batches:
             optimizer.zero_grad()
             model(x).sum().backward()
-            optimizer.step()  # waits for the means first
+            optimizer.step()
 
-    Collective: the constructor, and every backward() outside of no_sync(). Gradients are means from
-    wait() on, which the step() of a torch optimizer of these parameters calls first, as does a
-    backward() in its closure at the end; call it before
-    gradients are clipped, unscaled by GradScaler or looked at: that they were changed before is an
-    error of wait(), step() or the next forward(). A backward() that ends with an exception makes
-    the round end with CancelledError on all ranks, at once inside ``with overlap.round()``, else
-    with the next forward(), wait() or close().
+    Collective: the constructor, and every backward() outside of no_sync(). When that returns,
+    gradients are means, as those of DistributedDataParallel are: they may be clipped, unscaled by
+    GradScaler and looked at. A backward() that ends with an exception makes the round end with
+    CancelledError on all ranks, at once inside ``with overlap.round()``, else with the next
+    forward(), wait() or close(). wait() is needed where a model lies in one checkpoint with
+    use_reentrant=True and a parameter of it has no gradient: step() and wait() end the round then.
 
     With ``optimizer`` a round is a step of it: averages, or what its 1-bit stage sends, travel
     during backward(), and the update is behind them, to the bit that of a step() that begins when
@@ -145,9 +126,10 @@ class Overlap:
         optimizer = sotto.torch.OnebitAdam(model.parameters(), sotto={"granularity": "bucket"})
         overlap = sotto.torch.Overlap(model, optimizer=optimizer)
 
-    Errors of wait(), and of the optimizer's step(): CancelledError (the backward() of a rank has
-    failed; the next one is as any), NonfiniteError (with a codec), InvalidStateError (parameters
-    without a gradient; changed gradients), the comm's own. close() it before the comm.
+    Errors of backward(), and of the optimizer's step(): CancelledError (the backward() of a rank
+    has failed; the next one is as any), NonfiniteError (with a codec), InvalidStateError
+    (parameters without a gradient; a gradient that was changed before step()), the comm's own.
+    close() it before the comm.
     """
 
     def __init__(
@@ -185,13 +167,12 @@ class Overlap:
         self._work: Work | None = None
         self._open = False  # gradients of a round are being computed
         self._syncs = True
-        self._stepping = False  # a step() of torch's that may call backward(); or one has failed
         self._may_begin: Callable[[], bool] = lambda: True  # asked beside no_sync()
         self._kept: set[int] = set()  # gradients of micro-batches inside no_sync()
         self._missing: set[int] = set()  # of the open round
         self._passes: set[int] = set()  # backward passes that have brought some of it
         self._inner_ended = False  # and of these one has ended inside of another, just now
-        self._sent: list[tuple[torch.Tensor, int]] = []  # gradients that become means: versions
+        self._sent: list[tuple[torch.Tensor, int]] = []  # gradients that a step reads, and versions
         self._layout = -1
         self._learn_buckets()
         numbers = {id(p): i for i, (_, p) in enumerate(self._named)}
@@ -297,7 +278,6 @@ class Overlap:
                 self._kept.add(index)
                 return
             if self._work is not None and not self._open:
-                self._sent = []  # this says that they were changed
                 raise InvalidStateError(
                     "a second backward() before the means of the first were waited for; call "
                     "wait() or step() in between, or wrap all micro-batches but the last in "
@@ -385,10 +365,11 @@ class Overlap:
             raise
         self._open = False
         self._kept.clear()
+        if self._optimizer is None:
+            self._wait()
+            return
         gradients = [p.grad for _, p in self._named if p.grad is not None]
         self._sent = [(gradient, gradient._version) for gradient in gradients]
-        if self._stepping and self._optimizer is None:
-            self._wait()  # in a closure: the step goes on with the gradients when it has ended
 
     def _give_up(self, reason: str) -> None:
         """The open round ends with CancelledError on all ranks, for whoever waits for it."""
@@ -403,15 +384,12 @@ class Overlap:
         if self._optimizer is not None:
             return  # its step() is what waits
         if self._work is not None and not self._open and self._syncs and torch.is_grad_enabled():
-            with contextlib.suppress(SottoError):  # the next wait() is for another round
+            with contextlib.suppress(Exception):  # the next wait() is for another round
                 self._wait()
-            self._check_untouched()
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        if optimizer is self._optimizer:
-            return
-        self._stepping = True
-        if self._work is None:
+        params = (p for group in optimizer.param_groups for p in group["params"])
+        if optimizer is self._optimizer or not any(id(p) in self._numbers for p in params):
             return
         if isinstance(optimizer, SottoOptimizer):
             raise InvalidStateError(
@@ -419,26 +397,16 @@ class Overlap:
                 "give the Overlap this optimizer (optimizer=), close it, or take an optimizer of "
                 "torch.optim"
             )
-        self.wait()
-        if called_by_scaler():  # whose writes torch does not count
-            Scaled.of(optimizer)  # leaves nothing for the next step
-            raise InvalidStateError(
-                "GradScaler has looked at gradients, or unscaled them, before they were averages: "
-                "call wait() before scaler.unscale_() and scaler.step()"
-            )
+        if self._optimizer is None:
+            self.wait()
 
     def _wait(self) -> None:
         work, self._work = self._work, None
-        if work is None:
-            return
-        try:
+        if work is not None:
             work.wait()
-        except BaseException:
-            self._sent = []
-            raise
 
     def wait(self) -> None:
-        """Waits until the gradients of the last backward() are means. Without one it does nothing.
+        """Waits for what the last backward() has left open: a round that failed on this rank.
 
         With ``optimizer``: until the step that backward() began is done, as its step() does.
         Errors: see the class; gradients are undefined then, unless they were a step's.
@@ -448,17 +416,15 @@ class Overlap:
         self._check_untouched()
 
     def _check_untouched(self) -> None:
-        """Means were written where gradients were, or a step has read them, while others wrote."""
+        """A step has read gradients where they are since backward() ended."""
         sent, self._sent = self._sent, []
-        until, remedy = "the end of its average", "call wait() before"
-        if self._optimizer is not None:
-            until, remedy = "step(), while that was being made", 'take "gradient_clipping"'
         versions = {id(gradient): version for gradient, version in sent}
         for name, p in self._named:
             if p.grad is not None and sent and p.grad._version != versions.get(id(p.grad)):
                 raise InvalidStateError(
-                    f'the gradient of "{name}" was changed between backward() and {until}, as '
-                    f"clipping and zero_grad(set_to_none=False) do: {remedy}"
+                    f'the gradient of "{name}" was changed between backward() and step(), while '
+                    "that was being made, as clipping and zero_grad(set_to_none=False) do: take "
+                    '"gradient_clipping"'
                 )
 
     def _end_backward(self) -> None:
