@@ -10,6 +10,21 @@
 
 namespace sotto {
 
+// Where the ones of a byte are, the first bit highest; behind them zeros.
+struct OnesOfBytes {
+  uint16_t at[256][8] = {};
+  uint8_t count[256] = {};
+
+  constexpr OnesOfBytes() {
+    for (uint32_t byte = 0; byte < 256; ++byte) {
+      for (uint32_t bit = 0; bit < 8; ++bit) {
+        if ((byte & 0x80u >> bit) != 0) at[byte][count[byte]++] = static_cast<uint16_t>(bit);
+      }
+    }
+  }
+};
+inline constexpr OnesOfBytes kOnesOfBytes;
+
 // Parts that vector kernels do in another way.
 struct ScalarSparse {
   // e becomes c, n elements.
@@ -37,6 +52,35 @@ struct ScalarSparse {
       equal -= key == last;
       indices[j++] = static_cast<uint16_t>(i);
     }
+  }
+  // The positions of the ones of a string of `bits` bits, as far as there are `most` of them.
+  // Returns how many it has.
+  static uint32_t positions_of_ones(const uint8_t* bytes, uint32_t bits, uint32_t most,
+                                    uint16_t* positions) {
+    return positions_from(0, 0, bytes, bits, most, positions);
+  }
+  // Of byte i on, behind those that `ones` are of.
+  static uint32_t positions_from(uint32_t i, uint32_t ones, const uint8_t* bytes, uint32_t bits,
+                                 uint32_t most, uint16_t* positions) {
+    for (; 8 * i < bits; ++i) {
+      const uint32_t inside = std::min(8u, bits - 8 * i);
+      const uint32_t byte = bytes[i] & 0xff00u >> inside, count = kOnesOfBytes.count[byte];
+      for (uint32_t l = 0; l < count && ones + l < most; ++l)
+        positions[ones + l] = static_cast<uint16_t>(kOnesOfBytes.at[byte][l] + 8 * i);
+      ones += count;
+    }
+    return ones;
+  }
+  // Of k numbers and positions: (position - j) * 2^low + number, in place of the position.
+  static void join(const uint16_t* numbers, uint32_t low, uint32_t k, uint16_t* positions) {
+    for (uint32_t j = 0; j < k; ++j)
+      positions[j] = static_cast<uint16_t>((positions[j] - j) << low | numbers[j]);
+  }
+  static bool are_ascending(const uint16_t* indices, uint32_t k) {
+    for (uint32_t j = 1; j < k; ++j) {
+      if (indices[j] <= indices[j - 1]) return false;
+    }
+    return true;
   }
 };
 
@@ -90,57 +134,50 @@ inline void write_indices(const SparseBlock& b, const uint16_t* indices, uint8_t
   for (uint32_t j = 0; j < b.k; ++j) set_string_bit(upper, (indices[j] >> b.low) + j);
 }
 
-// Bits at .. at + 63 of a string of `bits` bits, the first one highest; 0 behind its end.
-inline uint64_t string_word(const uint8_t* bytes, uint32_t bits, uint32_t at) {
-  uint64_t word = 0;
-  if (bits - at >= 64) {
-    std::memcpy(&word, bytes + at / 8, 8);
-    return __builtin_bswap64(word);
-  }
-  for (uint32_t i = 0; i < bytes_of_bits(bits - at); ++i)
-    word |= uint64_t{bytes[at / 8 + i]} << (56 - 8 * i);
-  return word & ~(~uint64_t{0} >> (bits - at));
-}
-
-// The positions of the ones of a string, as far as there are `most` of them. Returns how many it
-// has.
-inline uint32_t positions_of_ones(const uint8_t* bytes, uint32_t bits, uint32_t most,
-                                  uint16_t* positions) {
-  uint32_t ones = 0;
-  for (uint32_t at = 0; at < bits; at += 64) {
-    for (uint64_t word = string_word(bytes, bits, at); word != 0; ++ones) {
-      const auto first = static_cast<uint32_t>(std::countl_zero(word));
-      if (ones < most) positions[ones] = static_cast<uint16_t>(at + first);
-      word &= ~(uint64_t{1} << (63 - first));
+// The k numbers of a string of n bytes, of kLow bits each, at most 12.
+template <uint32_t kLow>
+void unpack(const uint8_t* bytes, uint32_t n, uint32_t k, uint16_t* numbers) {
+  uint32_t j = 0;
+  if constexpr (kLow != 0) {
+    const auto put = [&](uint64_t word, uint32_t l) {
+      numbers[j + l] = static_cast<uint16_t>(word >> (64 - kLow * (l + 1)) & ((1u << kLow) - 1));
+    };
+    for (; j + 4 <= k && j * kLow / 8 + 8 <= n; j += 4) {  // four are in a word
+      uint64_t word;
+      std::memcpy(&word, bytes + j * kLow / 8, sizeof word);
+      word = __builtin_bswap64(word) << j * kLow % 8;
+      put(word, 0), put(word, 1), put(word, 2), put(word, 3);
     }
   }
-  return ones;
+  for (; j < k; ++j) numbers[j] = static_cast<uint16_t>(number_at(bytes, kLow, j));
+}
+
+inline void unpack(const uint8_t* bytes, uint32_t n, uint32_t low, uint32_t k, uint16_t* numbers) {
+  using Unpack = void (*)(const uint8_t*, uint32_t, uint32_t, uint16_t*);
+  static constexpr Unpack kOfBits[] = {unpack<0>,  unpack<1>,  unpack<2>, unpack<3>, unpack<4>,
+                                       unpack<5>,  unpack<6>,  unpack<7>, unpack<8>, unpack<9>,
+                                       unpack<10>, unpack<11>, unpack<12>};
+  kOfBits[low](bytes, n, k, numbers);
 }
 
 // Whether these are k ascending indices below m.
-inline bool read_indices(const SparseBlock& b, const uint8_t* payload, uint16_t* indices) {
+template <class Ops>
+bool read_indices(const SparseBlock& b, const uint8_t* payload, uint16_t* indices) {
   switch (b.form) {
     case SparseForm::kAll:
       for (uint32_t j = 0; j < b.k; ++j) indices[j] = static_cast<uint16_t>(j);
       return true;
-    case SparseForm::kBitmap: return positions_of_ones(payload, b.m, b.k, indices) == b.k;
-    case SparseForm::kPacked:
-      for (uint32_t j = 0; j < b.k; ++j)
-        indices[j] = static_cast<uint16_t>(number_at(payload, b.low, j));
-      break;
+    case SparseForm::kBitmap: return Ops::positions_of_ones(payload, b.m, b.k, indices) == b.k;
+    case SparseForm::kPacked: unpack(payload, b.low_bytes, b.low, b.k, indices); break;
     case SparseForm::kEliasFano: {
       const uint32_t bits = b.k + ((b.m - 1) >> b.low);
-      if (positions_of_ones(payload + b.low_bytes, bits, b.k, indices) != b.k) return false;
-      for (uint32_t j = 0; j < b.k; ++j) {
-        indices[j] =
-            static_cast<uint16_t>((indices[j] - j) << b.low | number_at(payload, b.low, j));
-      }
+      if (Ops::positions_of_ones(payload + b.low_bytes, bits, b.k, indices) != b.k) return false;
+      uint16_t numbers[kMaxSparseBlock];
+      unpack(payload, b.low_bytes, b.low, b.k, numbers);
+      Ops::join(numbers, b.low, b.k, indices);
     }
   }
-  for (uint32_t j = 1; j < b.k; ++j) {
-    if (indices[j] <= indices[j - 1]) return false;
-  }
-  return indices[b.k - 1] < b.m;
+  return Ops::are_ascending(indices, b.k) && indices[b.k - 1] < b.m;
 }
 
 // Nothing is known of signs and groups of values, so there are no branches on them.
@@ -323,7 +360,8 @@ class SparseSum {
                  float* sums) {
     for (uint32_t r = group; r < std::min(args_.world, group + 8); ++r) {
       const uint8_t* row = rows_ + r * args_.row_bytes + at;
-      if (!takes_part(weights_, args_.weight_bytes, r) || !read_indices(b, row, indices_)) continue;
+      if (!takes_part(weights_, args_.weight_bytes, r) || !read_indices<Ops>(b, row, indices_))
+        continue;
       const SparseValues values(b, row);
       const float factor = factors == nullptr ? 1.0f : factors[r];
       if (b.bits == 2) {

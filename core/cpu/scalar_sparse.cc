@@ -21,7 +21,7 @@ void sparse_encode_undo(const KernelCall& call) {
     const float* x = o.x.list<const float>(p.tensor) + p.offset;
     for_each_sparse_block(a, p, [&](const SparseBlock& b, uint64_t first, uint64_t at) {
       float* e = o.e.flat<float>() + p.flat + first;
-      if (counts && read_indices(b, payload + at, indices)) {
+      if (counts && read_indices<ScalarSparse>(b, payload + at, indices)) {
         const SparseValues values(b, payload + at);
         for (uint32_t j = 0; j < b.k; ++j) e[indices[j]] += values[j];
       }
@@ -42,7 +42,9 @@ void sparse_squares(const KernelCall& call) {
           o.squares.flat<double>() + sparse_block_number(a.settings, p, first) * a.world;
       for (uint32_t r = 0; r < a.world; ++r) {
         const uint8_t* row = rows + r * a.row_bytes + at;
-        squares[r] = read_indices(b, row, indices) ? sum_of_squares(b, SparseValues(b, row)) : 0;
+        squares[r] = read_indices<ScalarSparse>(b, row, indices)
+                         ? sum_of_squares(b, SparseValues(b, row))
+                         : 0;
       }
     });
   }

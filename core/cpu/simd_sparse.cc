@@ -53,6 +53,8 @@ struct SparseKeys {
 };
 
 struct VectorSparse {
+  using Indices = hn::FixedTag<uint16_t, 8>;
+
   static void form(const float* x, float* e, float rho, uint32_t n, uint32_t* flags) {
     const VF decay = set(rho);
     MF good = hn::Not(no_lanes());
@@ -73,6 +75,40 @@ struct VectorSparse {
     uint32_t i = 0;
     for (; i + kN <= n; i += kN) store(hn::Mul(load(x + i), by), x + i);
     ScalarSparse::scale(x + i, factor, n - i);
+  }
+
+  // Eight of a byte at once: those that are none are overwritten by the next byte's.
+  static uint32_t positions_of_ones(const uint8_t* bytes, uint32_t bits, uint32_t most,
+                                    uint16_t* positions) {
+    uint32_t i = 0, ones = 0;
+    for (; 8 * i + 8 <= bits && ones + 8 <= most; ones += kOnesOfBytes.count[bytes[i]], ++i) {
+      const auto all = hn::LoadU(Indices(), kOnesOfBytes.at[bytes[i]]);
+      hn::StoreU(hn::Add(all, hn::Set(Indices(), static_cast<uint16_t>(8 * i))), Indices(),
+                 positions + ones);
+    }
+    return ScalarSparse::positions_from(i, ones, bytes, bits, most, positions);
+  }
+
+  static void join(const uint16_t* numbers, uint32_t low, uint32_t k, uint16_t* positions) {
+    uint32_t j = 0;
+    for (; j + 8 <= k; j += 8) {
+      const auto upper = hn::Sub(hn::LoadU(Indices(), positions + j),
+                                 hn::Iota(Indices(), static_cast<uint16_t>(j)));
+      const auto lower = hn::LoadU(Indices(), numbers + j);
+      hn::StoreU(hn::Or(hn::ShiftLeftSame(upper, static_cast<int>(low)), lower), Indices(),
+                 positions + j);
+    }
+    for (; j < k; ++j) positions[j] = static_cast<uint16_t>((positions[j] - j) << low | numbers[j]);
+  }
+
+  static bool are_ascending(const uint16_t* indices, uint32_t k) {
+    auto good = hn::Eq(hn::Zero(Indices()), hn::Zero(Indices()));
+    uint32_t j = 1;
+    for (; j + 8 <= k; j += 8) {
+      good = hn::And(
+          good, hn::Gt(hn::LoadU(Indices(), indices + j), hn::LoadU(Indices(), indices + j - 1)));
+    }
+    return hn::AllTrue(Indices(), good) && ScalarSparse::are_ascending(indices + j - 1, k - j + 1);
   }
 
   static void select(const float* c, uint32_t m, uint32_t k, uint16_t* indices) {

@@ -85,8 +85,9 @@ class Overlap:
     """Averages the gradients of a module over ranks, while its backward() goes on.
 
     model:           its parameters that require gradients, dense, all in host memory or all on one
-                     CUDA device; equal on all ranks: broadcast_parameters(). Not wrapped. Copies of
-                     it (deepcopy, torch.save) are not averaged
+                     CUDA device; equal on all ranks: broadcast_parameters(). Not wrapped. Buffers
+                     stay each rank's own; copies of the model (deepcopy, torch.save) are not
+                     averaged
     codec:           "int8", "onebit" or another kind of sotto.Codec, or a dict with its options:
                      compresses every bucket, with error feedback; None: nothing is compressed
     bucket_mb:       MiB of gradients that are sent together; None: 25
