@@ -89,6 +89,40 @@ def test_another_scaler_and_a_failed_step(comm):
     plain.close()
 
 
+def test_the_scaler_that_calls_is_told():
+    """Not one that is left from a step which failed, and was not updated."""
+
+    def body(comm):
+        net = model()
+        optimizer = st.AdamW(net.parameters(), lr=0.01, comm=comm)
+        old = torch.amp.GradScaler("cpu", init_scale=4.0)
+        optimizer.param_groups[0]["lr"] = -1.0
+        with pytest.raises(sotto.InvalidArgumentError, match="lr"):
+            scaled_step(net, optimizer, old, comm.rank, 0)
+        optimizer.param_groups[0]["lr"] = 0.01
+        new = torch.amp.GradScaler("cpu", init_scale=8.0)
+        scaled_step(net, optimizer, new, comm.rank, 1, overflow=comm.rank == 0)
+        assert new.get_scale() == 4  # on both ranks
+        assert old.get_scale() == 4
+        optimizer.close()
+
+    thread_ranks(2, body)
+
+
+def test_a_rank_without_gradients_is_told_by_all():
+    def body(comm):
+        net = model()
+        optimizer = st.AdamW(net.parameters(), lr=0.01, comm=comm)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        scaler.scale(loss_of(net, comm.rank, 0)).backward()
+        if comm.rank == 1:
+            optimizer.zero_grad()
+        with pytest.raises(sotto.ProtocolError, match="had no gradient"):
+            scaler.step(optimizer)
+
+    thread_ranks(2, body)
+
+
 def test_a_disabled_scaler_does_nothing(comm):
     net = model()
     optimizer = st.AdamW(net.parameters(), lr=0.01, comm=comm)

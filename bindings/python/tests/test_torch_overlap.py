@@ -198,7 +198,7 @@ def test_copies_of_the_module_are_not_averaged(copied):
         with st.Overlap(net, comm=comm, **SMALL) as overlap:
             other = copied(net)
             loss_of(net, comm.rank, 0).backward()
-            loss_of(other, comm.rank, 1).backward()  # while the round of the first is open
+            loss_of(other, comm.rank, 1).backward()
             overlap.wait()
             for p, wanted in zip(net.parameters(), means(alone, 2, 0)):
                 torch.testing.assert_close(p.grad, wanted, rtol=1e-6, atol=1e-9)
@@ -262,7 +262,7 @@ def test_all_of_a_model_in_one_checkpoint(unused):
 
 
 def test_gradients_are_the_programs_when_backward_has_ended():
-    """As with DistributedDataParallel: clipped, unscaled, zeroed in place, dropped."""
+    """As with DistributedDataParallel: clipped, zeroed in place, dropped."""
 
     def body(comm):
         net, alone = model(), model()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..errors import UnsupportedError
-from .averagers import objects_of
 
 if TYPE_CHECKING:
     from .base import SottoOptimizer
@@ -16,9 +15,16 @@ if TYPE_CHECKING:
 _INSTEAD = "use loss_scale='dynamic' in its place"
 
 
-def _scaler_class() -> type:
+def _caller() -> Any:
+    """The GradScaler whose step() is among the callers; None: there is none."""
     kind: type = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
-    return kind
+    frame = sys._getframe(1)
+    while frame.f_back is not None:  # torch, and others, wrap an optimizer's step()
+        frame = frame.f_back
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, kind):
+            return caller
+    return None
 
 
 class Scaled:
@@ -29,13 +35,13 @@ class Scaled:
     well, and reads them again if they are left from another one.
     """
 
-    def __init__(self, optimizer: Any, found: torch.Tensor, scale: Any) -> None:
-        self._optimizer: SottoOptimizer = optimizer
+    def __init__(self, optimizer: SottoOptimizer, found: Any, scale: Any) -> None:
+        self._optimizer = optimizer
         self._found = found
         self._scale = scale
 
     @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer) -> Scaled | None:
+    def of(cls, optimizer: SottoOptimizer) -> Scaled | None:
         """Takes what a scaler has set."""
         scale = optimizer.__dict__.pop("grad_scale", None)
         found = optimizer.__dict__.pop("found_inf", None)
@@ -51,17 +57,12 @@ class Scaled:
         The scaler of a rank whose own gradients are finite learns of the others, so that all
         scales go down together. Errors: UnsupportedError (what a scaler cannot go with here).
         """
-        gradients = [
-            p.grad
-            for group in self._optimizer.param_groups
-            for p in group["params"]
-            if p.grad is not None
-        ]
+        params = [p for group in self._optimizer.param_groups for p in group["params"]]
+        gradients = [p.grad for p in params if p.grad is not None]
         self._check(gradients)
         verdicts = self._verdicts()
-        overflow = self._found.detach().float().reshape(1).clone()
-        if gradients:
-            overflow = overflow.to(gradients[0].device)
+        # torch gives the number 0 where no parameter has a gradient.
+        overflow = torch.zeros(1, device=params[0].device) + self._found
         self._optimizer._comm.all_reduce(overflow, op="max").wait()
         if overflow.item():
             for verdict in verdicts:
@@ -98,14 +99,9 @@ class Scaled:
 
     def _verdicts(self) -> list[torch.Tensor]:
         """Where the scaler keeps what it has found in this optimizer's gradients."""
-        last = self._optimizer._scaler
-        for scalers in (lambda: [last and last()], lambda: objects_of(_scaler_class())):
-            for scaler in scalers():
-                states = getattr(scaler, "_per_optimizer_states", {})
-                found = states.get(id(self._optimizer), {}).get("found_inf_per_device")
-                if found:
-                    self._optimizer._scaler = weakref.ref(scaler)
-                    return list(found.values())
-        raise UnsupportedError(
-            f"this version of torch has another GradScaler than known: {_INSTEAD}"
-        )
+        states = getattr(_caller(), "_per_optimizer_states", {})
+        if id(self._optimizer) not in states:
+            raise UnsupportedError(
+                f"this version of torch has another GradScaler than known: {_INSTEAD}"
+            )
+        return list(states[id(self._optimizer)]["found_inf_per_device"].values())

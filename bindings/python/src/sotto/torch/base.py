@@ -115,7 +115,6 @@ class SottoOptimizer(Groups):
         self._ddp: list[Any] = []  # DistributedDataParallel modules of these parameters
         self._averaged: list[bool] | None = None  # whether they did in the last backward()
         self._overlap: Any = None  # a torch.Overlap whose backward() begins the steps
-        self._scaler: weakref.ref[Any] | None = None  # the GradScaler that called step() last
         self._adopted = False  # whether DeepSpeed's engine, if there is one, leaves averaging to us
         self._sent: list[dict[str, Any]] = []
         self._replaced = Replaced()
