@@ -53,13 +53,13 @@ HWY_INLINE VF load(const float* p) { return hn::LoadU(DF(), p); }
 HWY_INLINE void store(VF v, float* p) { hn::StoreU(v, DF(), p); }
 HWY_INLINE VF set(float x) { return hn::Set(DF(), x); }
 
-// Elements of a tensor that are only written go to memory directly, but for the first ones: small
-// tensors stay in the cache.
+// Elements of an array that are only written go to memory directly, but for the first ones: small
+// arrays stay in the cache.
 constexpr uint64_t kCachedElements = 65536;
 
-// Whether those of a piece from element `first` on, at `to`, do. hwy::FlushStream() follows.
-HWY_INLINE bool streams(const Piece& piece, uint64_t first, const float* to) {
-  return piece.offset + first >= kCachedElements && reinterpret_cast<uintptr_t>(to) % 64 == 0;
+// Whether those from element `at` of the array on, at `to`, do. hwy::FlushStream() follows.
+HWY_INLINE bool streams(uint64_t at, const float* to) {
+  return at >= kCachedElements && reinterpret_cast<uintptr_t>(to) % 64 == 0;
 }
 template <bool kStream>
 HWY_INLINE void store_or_stream(VF v, float* p) {
@@ -188,12 +188,12 @@ HWY_INLINE VF norm_terms(VF c) {
 }
 
 // Everything after the input of the encoder: residual, new c, bits, norm. Returns c.
-template <bool kMasked, bool kL1>
+template <bool kMasked, bool kL1, bool kStream = false>
 HWY_INLINE VF accumulate(VF input, VF old, VF scale, VF minus_scale, MF valid, size_t k, float* c,
                          WordBuilder* word, float* lanes) {
   VF value = hn::Add(input, hn::Sub(old, hn::IfThenElse(not_negative(old), scale, minus_scale)));
   if constexpr (kMasked) value = hn::IfThenElseZero(valid, value);
-  store(value, c + k * kN);
+  store_or_stream<kStream>(value, c + k * kN);
   word->add(k, not_negative(value));
   add_lanes(lanes, k, norm_terms<kL1>(value));
   return value;

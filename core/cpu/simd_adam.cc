@@ -204,7 +204,7 @@ void lamb_moments(const KernelCall& call) {
   run_source_groups<LambMomentsOp>(call, [&](LambMomentsOp& op, const Piece& p, uint64_t first,
                                              uint64_t n, const float* g) {
     const float* u = op.direction(p) + first;
-    const bool stream = u != g && streams(p, first, u);
+    const bool stream = u != g && streams(p.offset + first, u);
     streamed |= stream;
     return stream ? moments_as<true>(op, p, first, n, g) : moments_as<false>(op, p, first, n, g);
   });

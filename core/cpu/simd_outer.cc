@@ -48,7 +48,7 @@ void outer_delta(const KernelCall& call) {
   bool streamed = false;
   run_groups<OuterDeltaOp>(call, [&](OuterDeltaOp& op, const Piece& p, uint64_t first, uint64_t n) {
     if (op.y == nullptr) return delta_groups<Payload::kNone, false>(op, p, first, n);
-    const bool stream = streams(p, first, op.y + p.flat + first);
+    const bool stream = streams(p.offset + first, op.y + p.flat + first);
     streamed |= stream;
     return op.params ? delta_as<Payload::kParams>(op, p, first, n, stream)
                      : delta_as<Payload::kDelta>(op, p, first, n, stream);
@@ -332,7 +332,7 @@ void outer_step(const KernelCall& call) {
   bool streamed = false;
   run_groups<OuterStepOp>(call, [&](OuterStepOp& op, const Piece& p, uint64_t first, uint64_t n) {
     if (loops.usual == nullptr) loops = loops_of(op);
-    const bool stream = loops.streamed != nullptr && streams(p, first, op.live(p) + first);
+    const bool stream = loops.streamed != nullptr && streams(p.offset + first, op.live(p) + first);
     streamed |= stream;
     return (stream ? loops.streamed : loops.usual)(op, p, first, n);
   });

@@ -20,7 +20,7 @@ namespace sotto {
 namespace HWY_NAMESPACE {
 namespace {
 
-#if HWY_TARGET <= HWY_AVX2  // lookups in 8 lanes; better targets have smaller numbers
+#if HWY_TARGET <= HWY_AVX2  // lookups in 8 lanes or more; better targets have smaller numbers
 #define SOTTO_SIMD_LOOKUP 1
 #else
 #define SOTTO_SIMD_LOOKUP 0
@@ -31,17 +31,15 @@ constexpr uint64_t kBlockElements = 1024;  // sums of a block stay in L1
 
 #if SOTTO_SIMD_LOOKUP
 
-using D8 = hn::CappedTag<float, 8>;
-using DU8 = hn::CappedTag<uint32_t, 8>;
-using V8 = hn::Vec<D8>;
-using VU8 = hn::Vec<DU8>;
+// Values by nibble. A lookup in 8 lanes takes the lower 3 bits of a nibble, one in 16 lanes all.
+struct NibbleTable {
+  alignas(64) float at[16];
+};
 
 // Sums and terms of one group of eight ranks.
 struct RankGroup {
-  alignas(32) float low[8];       // sum of ranks 0 - 3 by nibble, bit 3 (rank 3) clear
-  alignas(32) float high[8];      // the same, set
-  alignas(32) float terms[3][8];  // +-t of ranks 4 - 6 by nibble
-  float last;                     // t of rank 7
+  NibbleTable first;     // sum of ranks 0 - 3
+  NibbleTable terms[4];  // +-t of ranks 4 - 7
   uint32_t ranks;
 };
 
@@ -54,17 +52,10 @@ void fill_group(const ServerOp& op, const Piece& p, uint32_t first, RankGroup* o
     float sum = 0.0f;
     for (uint32_t r = 0; r < std::min(out->ranks, 4u); ++r)
       sum += plus_minus(nibble >> r & 1, t[r]);
-    // A pointer of its own: an index into a choice of two arrays is wrong code with g++ 12.2's
-    // checks for undefined behaviour.
-    float* const table = nibble < 8 ? out->low : out->high;
-    table[nibble % 8] = sum;
+    out->first.at[nibble] = sum;
+    for (uint32_t r = 0; r < 4; ++r)
+      out->terms[r].at[nibble] = plus_minus(nibble >> r & 1, t[4 + r]);
   }
-  for (uint32_t r = 0; r < 3; ++r) {
-    for (uint32_t nibble = 0; nibble < 8; ++nibble) {
-      out->terms[r][nibble] = plus_minus(nibble >> r & 1, t[4 + r]);
-    }
-  }
-  out->last = t[7];
 }
 
 // Brings the bits of four rows together: word k has a nibble for each of the elements 8k .. 8k + 7,
@@ -75,7 +66,7 @@ HWY_NOINLINE void gather_nibbles(const uint8_t* const* rows, uint64_t n, uint32_
   const hn::Full128<uint16_t> d16;
   const hn::Full128<uint32_t> d32;
   const hn::Full128<uint64_t> d64;
-  const DU8 d;
+  const hn::FixedTag<uint32_t, 8> d;
   for (uint64_t byte = 0; byte < 8 * n; byte += 8, words += 8) {
     const auto bytes_of = [&](uint32_t r) HWY_ATTR {
       uint64_t word;
@@ -84,11 +75,11 @@ HWY_NOINLINE void gather_nibbles(const uint8_t* const* rows, uint64_t n, uint32_
     };
     const auto rows01 = hn::BitCast(d16, hn::InterleaveLower(d8, bytes_of(0), bytes_of(1)));
     const auto rows23 = hn::BitCast(d16, hn::InterleaveLower(d8, bytes_of(2), bytes_of(3)));
-    VU8 x = hn::Combine(d, hn::BitCast(d32, hn::InterleaveUpper(d16, rows01, rows23)),
-                        hn::BitCast(d32, hn::InterleaveLower(d16, rows01, rows23)));
+    auto x = hn::Combine(d, hn::BitCast(d32, hn::InterleaveUpper(d16, rows01, rows23)),
+                         hn::BitCast(d32, hn::InterleaveLower(d16, rows01, rows23)));
     // Bit address (row high, row low, column high, middle, low) -> (middle, low, high, row high,
     // row low): two exchanges of address bits, each a swap of bits that lie a fixed distance apart.
-    VU8 t = hn::And(hn::Xor(x, hn::ShiftRight<7>(x)), hn::Set(d, 0x00aa00aau));
+    auto t = hn::And(hn::Xor(x, hn::ShiftRight<7>(x)), hn::Set(d, 0x00aa00aau));
     x = hn::Xor(x, hn::Xor(t, hn::ShiftLeft<7>(t)));
     t = hn::And(hn::Xor(x, hn::ShiftRight<14>(x)), hn::Set(d, 0x0000ccccu));
     x = hn::Xor(x, hn::Xor(t, hn::ShiftLeft<14>(t)));
@@ -96,17 +87,30 @@ HWY_NOINLINE void gather_nibbles(const uint8_t* const* rows, uint64_t n, uint32_
   }
 }
 
-alignas(32) constexpr uint32_t kNibbleShift[8] = {28, 20, 12, 4, 24, 16, 8, 0};
+alignas(64) constexpr uint32_t kNibbleShift[16] = {28, 20, 12, 4, 24, 16, 8, 0,
+                                                   28, 20, 12, 4, 24, 16, 8, 0};
 
-// Indices of a lookup in 8 lanes: the lower 3 bits count, whatever is above them (so does the
-// instruction have it; Highway's own conversion wants the others to be 0).
-HWY_INLINE hn::Indices256<float> lookup_index(VU8 nibbles) {
-  return hn::Indices256<float>{nibbles.raw};
+// Nibbles of the elements k * kN .. from their words; above them there are other bits.
+HWY_INLINE VU nibbles_of(const uint32_t* words, uint64_t k, VU shift) {
+  if constexpr (kN == 8) {
+    return hn::Shr(hn::Set(DU(), words[k]), shift);
+  } else {
+    const hn::Half<DU> half;
+    return hn::Shr(hn::Combine(DU(), hn::Set(half, words[2 * k + 1]), hn::Set(half, words[2 * k])),
+                   shift);
+  }
+}
+
+// The instruction takes as many of the lower bits as it has lanes, whatever is above them;
+// Highway's own conversion of indices wants the others to be 0.
+HWY_INLINE VF look_up(VF table, VU nibbles) {
+  using Index = decltype(hn::IndicesFromVec(DF(), nibbles));
+  return hn::TableLookupLanes(table, Index{nibbles.raw});
 }
 
 // Lane i: yes or no by bit 3 of its nibble, which a shift brings to the sign.
-HWY_INLINE V8 by_bit_3(VU8 nibbles, V8 yes, V8 no) {
-  return hn::IfThenElse(hn::MaskFromVec(hn::BitCast(D8(), hn::ShiftLeft<28>(nibbles))), yes, no);
+HWY_INLINE VF by_bit_3(VU nibbles, VF yes, VF no) {
+  return hn::IfThenElse(hn::MaskFromVec(hn::BitCast(DF(), hn::ShiftLeft<28>(nibbles))), yes, no);
 }
 
 // One group of ranks, ready to be summed over: tables in registers where there are enough. kLong:
@@ -118,28 +122,26 @@ class GroupSums {
   HWY_INLINE GroupSums(const RankGroup& g, const uint32_t* first, const uint32_t* second)
       : first_(first),
         second_(second),
-        shift_(hn::Load(DU8(), kNibbleShift)),
-        low_(hn::Load(D8(), g.low)),
-        high_(hn::Load(D8(), g.high)),
-        term4_(hn::Load(D8(), g.terms[0])),
-        term5_(hn::Load(D8(), g.terms[1])),
-        term6_(hn::Load(D8(), g.terms[2])),
-        last_(hn::Set(D8(), g.last)),
-        minus_last_(hn::Neg(last_)) {}
+        shift_(hn::Load(DU(), kNibbleShift)),
+        low_(hn::Load(DF(), g.first.at)),
+        high_(hn::Load(DF(), g.first.at + 16 - kN)),
+        term4_(hn::Load(DF(), g.terms[0].at)),
+        term5_(hn::Load(DF(), g.terms[1].at)),
+        term6_(hn::Load(DF(), g.terms[2].at)),
+        term7_(kN == 16 ? hn::Load(DF(), g.terms[3].at) : set(g.terms[3].at[15])),
+        minus_term7_(hn::Neg(term7_)) {}
 
-  // Elements 8 * k .. 8 * k + 7.
-  HWY_INLINE V8 operator()(uint64_t k) const {
-    const VU8 nibble = hn::Shr(hn::Set(DU8(), first_[k]), shift_);
-    const auto index = lookup_index(nibble);
-    V8 sum =
-        by_bit_3(nibble, hn::TableLookupLanes(high_, index), hn::TableLookupLanes(low_, index));
+  // Elements k * kN .. k * kN + kN - 1.
+  HWY_INLINE VF operator()(uint64_t k) const {
+    const VU nibbles = nibbles_of(first_, k, shift_);
+    VF sum = look_up(low_, nibbles);
+    if constexpr (kN == 8) sum = by_bit_3(nibbles, look_up(high_, nibbles), sum);
     if constexpr (kLong) {
-      const VU8 more = hn::Shr(hn::Set(DU8(), second_[k]), shift_);
-      const auto bits = lookup_index(more);
-      sum = hn::Add(sum, hn::TableLookupLanes(term4_, bits));
-      sum = hn::Add(sum, hn::TableLookupLanes(term5_, bits));
-      sum = hn::Add(sum, hn::TableLookupLanes(term6_, bits));
-      sum = hn::Add(sum, by_bit_3(more, last_, minus_last_));
+      const VU more = nibbles_of(second_, k, shift_);
+      sum = hn::Add(sum, look_up(term4_, more));
+      sum = hn::Add(sum, look_up(term5_, more));
+      sum = hn::Add(sum, look_up(term6_, more));
+      sum = hn::Add(sum, kN == 8 ? by_bit_3(more, term7_, minus_term7_) : look_up(term7_, more));
     }
     return sum;
   }
@@ -147,8 +149,8 @@ class GroupSums {
  private:
   const uint32_t* first_;
   const uint32_t* second_;
-  VU8 shift_;
-  V8 low_, high_, term4_, term5_, term6_, last_, minus_last_;
+  VU shift_;
+  VF low_, high_, term4_, term5_, term6_, term7_, minus_term7_;
 };
 
 // Sums over ranks for a block of elements at a time. All groups of ranks but the last are summed
@@ -170,9 +172,10 @@ class RankSums {
       gather(g, byte, n);
       if (g + 1 == count_) return;
       const GroupSums<true> group(groups_[g], first_, second_);
-      for (uint64_t k = 0; k < 8 * n; ++k) {
-        const V8 before = g == 0 ? hn::Zero(D8()) : hn::Load(D8(), ahead_ + 8 * k);
-        hn::Store(hn::Add(before, group(k)), D8(), ahead_ + 8 * k);
+      for (uint64_t k = 0; k < n * kVectors; ++k) {
+        float* const sum = ahead_ + k * kN;
+        const VF before = g == 0 ? hn::Zero(DF()) : hn::Load(DF(), sum);
+        hn::Store(hn::Add(before, group(k)), DF(), sum);
       }
     }
   }
@@ -203,15 +206,10 @@ class RankSums {
   RankGroup groups_[kMaxRanks / kGroupRanks];
 };
 
-// The vector k of a block from the sums of eight lanes.
+// Vector k of a block.
 template <bool kLong, bool kSingle>
 HWY_INLINE VF block_sum(const GroupSums<kLong>& last, const float* ahead, uint64_t k) {
-#if HWY_TARGET == HWY_AVX2
-  const VF sum = last(k);
-#else
-  const VF sum = hn::Combine(DF(), last(2 * k + 1), last(2 * k));
-#endif
-  return kSingle ? sum : hn::Add(hn::Load(DF(), ahead + k * kN), sum);
+  return kSingle ? last(k) : hn::Add(hn::Load(DF(), ahead + k * kN), last(k));
 }
 
 #else  // no lookups: a choice and an addition per rank
@@ -276,21 +274,21 @@ class RankSums {
 #endif  // SOTTO_SIMD_LOOKUP
 
 // One group of elements; sum(k): vector k of the sums over ranks.
-template <bool kMasked, bool kL1, class Sum>
+template <bool kMasked, bool kL1, bool kStream, class Sum>
 HWY_INLINE void server_group(const Sum& sum, const float* c, float* new_c, VF scale, VF minus_scale,
                              uint64_t valid, uint8_t* bits, float* lanes) {
   WordBuilder word(bits);
   const WordMasks masks(valid);
   SOTTO_FOR_VECTORS(k) {
     const MF used = kMasked ? masks[k] : no_lanes();
-    accumulate<kMasked, kL1>(sum(k), load(c + k * kN), scale, minus_scale, used, k, new_c, &word,
-                             lanes);
+    accumulate<kMasked, kL1, kStream>(sum(k), load(c + k * kN), scale, minus_scale, used, k, new_c,
+                                      &word, lanes);
   }
   word.store();
 }
 
 // n groups of elements of a block, from position `first` of the piece.
-template <bool kL1, bool kLong, bool kSingle>
+template <bool kL1, bool kStream, bool kLong, bool kSingle>
 HWY_NOINLINE void server_block(ServerOp& op, const Piece& p, uint64_t first, uint64_t n,
                                const RankSums& sums) {
   const VF scale = set(op.old_scales[p.scale]);
@@ -312,22 +310,33 @@ HWY_NOINLINE void server_block(ServerOp& op, const Piece& p, uint64_t first, uin
     float* new_c = op.new_c + flat;
     uint8_t* bits = op.bits + flat / 8;
     if (~valid == 0) {
-      server_group<false, kL1>(sum, c, new_c, scale, minus_scale, valid, bits, op.lanes);
+      server_group<false, kL1, kStream>(sum, c, new_c, scale, minus_scale, valid, bits, op.lanes);
     } else {
-      server_group<true, kL1>(sum, c, new_c, scale, minus_scale, valid, bits, op.lanes);
+      server_group<true, kL1, kStream>(sum, c, new_c, scale, minus_scale, valid, bits, op.lanes);
     }
   }
 }
 
+template <bool kL1, bool kStream>
+auto server_block_of(const RankSums& sums) {
+  if (!SOTTO_SIMD_LOOKUP || sums.single())
+    return sums.last_is_long() ? server_block<kL1, kStream, true, true>
+                               : server_block<kL1, kStream, false, true>;
+  return sums.last_is_long() ? server_block<kL1, kStream, true, false>
+                             : server_block<kL1, kStream, false, false>;
+}
+
+// Returns whether new_c is on its way to memory.
 template <bool kL1>
-void server_groups(ServerOp& op, const Piece& p, uint64_t first, uint64_t n) {
-  if (op.args.world > kMaxRanks) return op.elements(p, first, n * kNormLanes);
+bool server_groups(ServerOp& op, const Piece& p, uint64_t first, uint64_t n) {
+  if (op.args.world > kMaxRanks) {
+    op.elements(p, first, n * kNormLanes);
+    return false;
+  }
   RankSums sums(op, p);
-  const auto block =
-      !SOTTO_SIMD_LOOKUP || sums.single()
-          ? (sums.last_is_long() ? server_block<kL1, true, true> : server_block<kL1, false, true>)
-          : (sums.last_is_long() ? server_block<kL1, true, false>
-                                 : server_block<kL1, false, false>);
+  const uint64_t flat = p.flat + first;
+  const bool stream = streams(flat, op.new_c + flat);
+  const auto block = stream ? server_block_of<kL1, true>(sums) : server_block_of<kL1, false>(sums);
   while (n != 0) {
     const uint64_t groups = std::min(n, kBlockElements / kNormLanes);
     sums.start((p.flat + first) / 8, groups);
@@ -335,18 +344,21 @@ void server_groups(ServerOp& op, const Piece& p, uint64_t first, uint64_t n) {
     first += groups * kNormLanes;
     n -= groups;
   }
+  return stream;
+}
+
+template <bool kL1>
+void run_server(const KernelCall& call) {
+  bool streamed = false;
+  run_groups<ServerOp>(call, [&](ServerOp& op, const Piece& p, uint64_t first, uint64_t n) {
+    if (server_groups<kL1>(op, p, first, n)) streamed = true;
+  });
+  if (streamed) hwy::FlushStream();
 }
 
 void onebit_server(const KernelCall& call) {
-  if (call.arguments<ServerArgs>().scale == ScaleKind::kL2) {
-    run_groups<ServerOp>(call, [](ServerOp& op, const Piece& p, uint64_t first, uint64_t n) {
-      server_groups<false>(op, p, first, n);
-    });
-  } else {
-    run_groups<ServerOp>(call, [](ServerOp& op, const Piece& p, uint64_t first, uint64_t n) {
-      server_groups<true>(op, p, first, n);
-    });
-  }
+  if (call.arguments<ServerArgs>().scale == ScaleKind::kL2) return run_server<false>(call);
+  run_server<true>(call);
 }
 
 }  // namespace

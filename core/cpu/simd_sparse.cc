@@ -15,9 +15,8 @@ namespace sotto {
 namespace HWY_NAMESPACE {
 namespace {
 
-HWY_INLINE VI sparse_keys(const float* c) {
-  return hn::And(hn::BitCast(DI(), load(c)), hn::Set(DI(), 0x7fffffff));
-}
+HWY_INLINE VI magnitudes(VF c) { return hn::And(hn::BitCast(DI(), c), hn::Set(DI(), 0x7fffffff)); }
+HWY_INLINE VI sparse_keys(const float* c) { return magnitudes(load(c)); }
 
 // Keys in vectors.
 struct SparseKeys {
@@ -28,8 +27,9 @@ struct SparseKeys {
   // Behind the last one there are keys that are below all others.
   HWY_INLINE void pad(int32_t below) { hn::StoreU(hn::Set(DI(), below), DI(), key + count); }
 
-  // The k-th largest; k: 1 to count.
-  HWY_INLINE int32_t largest(uint32_t k) const {
+  // The k-th largest; k: 1 to count. Bits below the given one are 0 in the result, so that it may
+  // be less.
+  HWY_INLINE int32_t largest(uint32_t k, uint32_t last_bit = 1) const {
     VI low = hn::Set(DI(), 0x7fffffff), high = hn::Zero(DI());
     for (uint32_t i = 0; i < count; i += kN) {
       low = hn::Min(low, at(i));
@@ -41,14 +41,18 @@ struct SparseKeys {
     if (differ == 0) return first;
     uint32_t bit = uint32_t{1} << log2_floor(static_cast<uint32_t>(differ));
     auto found = static_cast<uint32_t>(first) & ~(2 * bit - 1);
-    for (; bit != 0; bit /= 2) {
-      const VI limit = hn::Set(DI(), static_cast<int32_t>((found | bit) - 1));
-      VI reach = hn::Zero(DI());
-      for (uint32_t i = 0; i < count; i += kN)
-        reach = hn::Sub(reach, hn::VecFromMask(DI(), hn::Gt(at(i), limit)));
-      if (static_cast<uint32_t>(hn::GetLane(hn::SumOfLanes(DI(), reach))) >= k) found |= bit;
+    for (; bit >= last_bit; bit /= 2) {
+      found |= above(static_cast<int32_t>((found | bit) - 1)) >= k ? bit : 0;
     }
     return static_cast<int32_t>(found);
+  }
+
+  // How many are above a key.
+  HWY_INLINE uint32_t above(int32_t bound) const {
+    size_t n = 0;
+    for (uint32_t i = 0; i < count; i += kN)
+      n += hn::CountTrue(DI(), hn::Gt(at(i), hn::Set(DI(), bound)));
+    return static_cast<uint32_t>(n);
   }
 };
 
@@ -114,25 +118,41 @@ struct VectorSparse {
   static void select(const float* c, uint32_t m, uint32_t k, uint16_t* indices) {
     if (m % kN != 0) return ScalarSparse::select(c, m, k, indices);
     const int32_t bound = lower_bound(c, m, k);
-    SparseKeys near;
     alignas(64) int32_t index[kMaxSparseBlock + kN];
     // With a bound of 0 there may be more zeros than all else: these are not looked at.
     const int32_t least = std::max(bound, 1);
-    near.count = collect(c, m, least, index, near.key);
+    SparseKeys near;
+    near.count = collect(c, m, least, index);
     if (near.count < k) return with_zeros(c, k, index, near.count, indices);
+    // Behind the last index there are those of elements that do not count.
+    for (uint32_t n = 0; n < near.count; n += kN) {
+      const VF of_index = hn::GatherIndex(DF(), c, hn::Load(DI(), index + n));
+      hn::Store(magnitudes(of_index), DI(), near.key + n);
+    }
     near.pad(least - 1);
     const int32_t last = near.largest(k);
-    uint32_t equal = k;
-    for (uint32_t n = 0; n < near.count; ++n) equal -= near.key[n] > last;
-    for (uint32_t n = 0, j = 0; j < k; ++n) {
-      const uint32_t ties = (near.key[n] == last ? 1u : 0u) & (equal != 0 ? 1u : 0u);
-      indices[j] = static_cast<uint16_t>(index[n]);
-      j += (near.key[n] > last ? 1u : 0u) | ties;
-      equal -= ties;
+    uint32_t equal = k - near.above(last), j = 0;
+    if (near.above(last - 1) == k) {
+      for (uint32_t n = 0; n < near.count; n += kN) {
+        const auto chosen = hn::Gt(near.at(n), hn::Set(DI(), last - 1));
+        hn::StoreU(hn::Compress(hn::Load(DI(), index + n), chosen), DI(), index + j);
+        j += static_cast<uint32_t>(hn::CountTrue(DI(), chosen));
+      }
+    } else {
+      for (uint32_t n = 0; j < k; ++n) {
+        const uint32_t tie = (near.key[n] == last ? 1u : 0u) & (equal != 0 ? 1u : 0u);
+        index[j] = index[n];
+        j += (near.key[n] > last ? 1u : 0u) | tie;
+        equal -= tie;
+      }
     }
+    for (j = 0; j < k; ++j) indices[j] = static_cast<uint16_t>(index[j]);
   }
 
  private:
+  // Bounds have the upper 7 bits of a mantissa: the elements within 1 % below them are few.
+  static constexpr uint32_t kBoundBit = 1u << 16;
+
   // At least k keys reach it: the k-th largest of the maxima of 4k groups or more.
   static HWY_INLINE int32_t lower_bound(const float* c, uint32_t m, uint32_t k) {
     uint32_t vectors = 1;  // that a group's elements come from, one of each
@@ -144,23 +164,23 @@ struct VectorSparse {
       for (uint32_t v = 1; v < end; ++v) largest = hn::Max(largest, sparse_keys(c + i + v * kN));
       hn::Store(largest, DI(), maxima.key + maxima.count);
     }
-    return maxima.largest(k);
+    return maxima.largest(k, kBoundBit);
   }
 
-  // Elements whose key reaches the bound, in order. Returns how many.
-  static HWY_INLINE uint32_t collect(const float* c, uint32_t m, int32_t bound, int32_t* index,
-                                     int32_t* key) {
+  // Elements whose key reaches the bound, in order. Returns how many. A vector behind the last one
+  // has indices of c.
+  static HWY_INLINE uint32_t collect(const float* c, uint32_t m, int32_t bound, int32_t* index) {
     const VI below = hn::Set(DI(), bound - 1);
     uint32_t count = 0;
     for (uint32_t i = 0; i < m; i += kN) {
-      const VI keys = sparse_keys(c + i);
-      const auto reach = hn::Gt(keys, below);
-      if (hn::AllFalse(DI(), reach)) continue;
+      const auto reach = hn::Gt(sparse_keys(c + i), below);
+      // Where compressing is a table of permutations, a branch is cheaper.
+      if (kN != 16 && hn::AllFalse(DI(), reach)) continue;
       // Compressed in registers: some processors are slow at doing it in memory.
-      hn::StoreU(hn::Compress(keys, reach), DI(), key + count);
       hn::StoreU(hn::Compress(hn::Iota(DI(), static_cast<int32_t>(i)), reach), DI(), index + count);
       count += static_cast<uint32_t>(hn::CountTrue(DI(), reach));
     }
+    hn::StoreU(hn::Zero(DI()), DI(), index + count);
     return count;
   }
 

@@ -320,7 +320,7 @@ TEST(KernelsOnebit, ServerEqualsTheReferenceOnEveryTarget) {
   Random random(8);
   for (const Layout& layout : all_layouts()) {
     for (const uint32_t world : {1u, 2u, 3u, 4u, 7u, 8u, 9u, 16u, 21u}) {
-      if (world > 4 && layout.elements() > 60000 && world != 9) continue;
+      if (world > 4 && layout.elements() > 70000 && world != 9) continue;
       for (const int variant : {0, 1, 2, 3}) {
         SCOPED_TRACE(std::to_string(layout.elements()) + " world " + std::to_string(world));
         const ScaleKind kind = variant & 1 ? ScaleKind::kL1 : ScaleKind::kL2;

@@ -317,7 +317,7 @@ std::vector<Layout> all_layouts() {
     for (const uint64_t n : {8191, 8192}) all.push_back(make_layout({n}, 1, 8));
   }
   all.push_back(make_layout({7, 0, 65, 1, 1030, 130, 63}, 2, 8, 3));
-  all.push_back(make_layout({kLarge}, 1, 8));
+  all.push_back(make_layout({kPastCaches}, 1, 8));
   all.push_back(make_layout({kLarge}, 3, 512));
   all.push_back(make_layout({7, 0, 65, 1, 8193, 130, 9000, 63}, 2, 8, 3));
   all.push_back(make_layout({5, 20000, 3, 16384, 77, kLarge}, 4, 512, 2));

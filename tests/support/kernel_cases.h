@@ -164,6 +164,8 @@ Layout make_layout(const std::vector<uint64_t>& sizes, uint64_t world, uint64_t 
 std::vector<Layout> all_layouts();
 // Whole norm blocks and a rest.
 inline constexpr uint64_t kLarge = kSanitized ? 20003 : 50003;
+// Vector kernels write what is behind the first 65536 elements past the caches.
+inline constexpr uint64_t kPastCaches = kSanitized ? 20003 : 66007;
 
 // Random data, the same for the same seed.
 class Random {
