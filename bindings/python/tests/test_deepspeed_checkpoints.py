@@ -90,6 +90,19 @@ def test_exact_checkpoints_on_disks_of_their_own(tmp_path):
     assert {p.name for p in (tmp_path / "disk1").rglob("*.pt")} == {"sotto_rank_01_optim_states.pt"}
 
 
+@pytest.mark.parametrize("tag", ["run2/step1", "", 7])
+def test_latest_has_the_tag_as_it_was_given(tag, comm, tmp_path):
+    engine, *_ = start(comm, {"optimizer": LAMB})
+    engine.save_checkpoint(tmp_path, tag="step1")
+    run(engine, 0, range(2))
+    engine.save_checkpoint(tmp_path, tag=tag)
+    assert (tmp_path / "latest").read_text() == str(tag)
+    path, _ = engine.load_checkpoint(tmp_path)
+    assert path == str(tmp_path / str(tag) / checkpoint_files.MODEL_FILE)
+    assert engine.global_steps == 2
+    engine.close()
+
+
 def test_no_checkpoint_is_no_error(comm, tmp_path):
     engine, *_ = start(comm, {"optimizer": LAMB})
     with pytest.warns(UserWarning, match="no checkpoint was loaded"):

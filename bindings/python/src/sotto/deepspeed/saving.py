@@ -102,7 +102,7 @@ class Saving:
 
         files.together(self.comm, "writing the checkpoint", save)
         if save_latest and self.global_rank == 0:
-            files.write_text(Path(save_dir) / "latest", folder.name)
+            files.write_text(Path(save_dir) / "latest", name)
         self.comm.barrier().wait()
         return True
 
