@@ -117,6 +117,27 @@ def test_16_bits_have_float32_masters(dtype, comm):
     engine.close()
 
 
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_state_that_is_there_before_the_masters_is_float32_too(dtype, comm):
+    """Adagrad makes its sums with itself: of small gradients they vanish in 16 bits."""
+    net = torch.nn.Linear(4, 1, bias=False)
+    section = {"enabled": True, "loss_scale": 128} if dtype == "fp16" else {"enabled": True}
+    config = {dtype: section, "optimizer": {"type": "Adagrad", "params": {"lr": 0.01}}}
+    engine, optimizer, _, _ = start(comm, config, net)
+    x = torch.tensor([[1, 0.01, 1e-4, 1e-5]], dtype=net.weight.dtype)
+    (master,) = optimizer.masters().values()
+    truth = master.clone().requires_grad_()
+    by_hand_ = torch.optim.Adagrad([truth], lr=0.01)
+    for _ in range(20):
+        engine.backward(engine(x).sum())
+        engine.step()
+        truth.grad = x.float()
+        by_hand_.step()
+    assert {v.dtype for v in next(iter(optimizer.state.values())).values()} == {torch.float32}
+    torch.testing.assert_close(master, truth.detach(), rtol=1e-4, atol=1e-4)
+    engine.close()
+
+
 def test_a_schedule_of_the_file_and_one_of_the_program(comm):
     warm = {"warmup_max_lr": 0.5, "warmup_num_steps": 4, "warmup_type": "linear"}
     config = {"scheduler": {"type": "WarmupLR", "params": warm}}

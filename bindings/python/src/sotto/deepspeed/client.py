@@ -111,7 +111,7 @@ class ClientOptimizer(torch.optim.Optimizer):
         if taken.updated is not p:
             params[i] = taken.updated
             if p in client.state:
-                client.state[taken.updated] = client.state.pop(p)
+                client.state[taken.updated] = _widened(client.state.pop(p), p.dtype)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -353,6 +353,14 @@ class ClientOptimizer(torch.optim.Optimizer):
         self._load_masters(tensors)
         if self._report["loss_scale"] is not None and saved.get("dynamic_loss_scale"):
             self._build().set("loss_scale", float(saved["cur_scale"]))
+
+
+def _widened(state: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """The state of a 16-bit parameter as that of its master: float32 where it has its dtype."""
+    return {
+        key: value.float() if isinstance(value, torch.Tensor) and value.dtype == dtype else value
+        for key, value in state.items()
+    }
 
 
 def _averager_of(settings: Settings) -> dict[str, Any]:
