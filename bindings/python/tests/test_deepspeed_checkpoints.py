@@ -1,5 +1,9 @@
 """Checkpoints of sotto.deepspeed's engine, and those of DeepSpeed's."""
 
+import argparse
+import collections
+import datetime
+import enum
 import shutil
 
 import pytest
@@ -112,7 +116,10 @@ def test_no_checkpoint_is_no_error(comm, tmp_path):
 def test_checkpoints_that_are_refused(tmp_path):
     def body(comm):
         engine, *_ = start(comm, {"optimizer": LAMB})
-        with pytest.raises(sotto.InvalidArgumentError, match=r"client_state\['who'\] is of type"):
+        error, text = sotto.InvalidArgumentError, r"client_state\['who'\] is of type object"
+        if comm.rank:
+            error, text = sotto.SottoError, "writing the checkpoint failed on rank 0"
+        with pytest.raises(error, match=text):
             engine.save_checkpoint(tmp_path, client_state={"who": object()})
         if comm.rank == 1:
             state = {"module": engine.module.state_dict(), "optimizer": {}}
@@ -124,6 +131,73 @@ def test_checkpoints_that_are_refused(tmp_path):
         engine.close()
 
     thread_ranks(2, body)
+
+
+class Attributes(dict):
+    """As easydict and others have it."""
+
+
+class Phase(enum.IntEnum):
+    WARM = 1
+
+
+class Kind(str, enum.Enum):
+    A = "a"
+
+
+Point = collections.namedtuple("Point", "x y")
+
+
+class Dated(Loss):
+    def get_extra_state(self):
+        return {"day": datetime.date(2020, 1, 1)}
+
+    def set_extra_state(self, state):
+        pass
+
+
+class Own(torch.optim.lr_scheduler.LRScheduler):
+    def __init__(self, optimizer):
+        self.phases = [Phase.WARM]
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        return self.base_lrs
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Attributes(a=1), r"\['v'\] is of type Attributes"),
+        ([{"a": collections.defaultdict(list)}], r"\['v'\]\[0\]\['a'\] is of type defaultdict"),
+        (Phase.WARM, r"\['v'\] is of type Phase"),
+        ({Kind.A: 1}, r"\['v'\] key <Kind.A: 'a'> is of type Kind"),
+        ((1, Point(1, 2)), r"\['v'\]\[1\] is of type Point"),
+        (argparse.Namespace(kind=Kind.A), r"\['v'\]\['kind'\] is of type Kind"),
+        (lambda: 0, r"\['v'\] is of type function"),
+    ],
+)
+def test_client_state_that_could_not_be_read(value, text, comm, tmp_path):
+    engine, *_ = start(comm, {"optimizer": LAMB})
+    with pytest.raises(sotto.InvalidArgumentError, match="client_state" + text):
+        engine.save_checkpoint(tmp_path, client_state={"v": value, "good": {"a": (1, {2})}})
+    assert list(tmp_path.rglob("*.pt*")) == []
+    assert not (tmp_path / "latest").exists()
+
+
+def test_state_of_others_that_could_not_be_read(comm, tmp_path):
+    """Of the model, of a group of the optimizer, and of a schedule."""
+    net = Loss()
+    group = [{"params": list(net.parameters()), "kind": Kind.A}]
+    for model, options, text in (
+        (Dated(), {}, r"module\['_extra_state'\]\['day'\] is of type date"),
+        (net, {"model_parameters": group}, r"optimizer\['param_groups'\]\[0\]\['kind'\] is of"),
+        (Loss(), {"lr_scheduler": lambda o: Own(o)}, r"lr_scheduler\['phases'\]\[0\] is of type"),
+    ):
+        engine, *_ = start(comm, {"optimizer": LAMB}, model, **options)
+        with pytest.raises(sotto.InvalidArgumentError, match=text):
+            engine.save_checkpoint(tmp_path)
+        engine.close()
 
 
 def test_only_the_module_is_loaded(comm, tmp_path):

@@ -8,9 +8,12 @@ SAVE_DIR/TAG/sotto_rank_NN_optim_states.pt with "sotto": {"checkpoint": "exact"}
 from __future__ import annotations
 
 import argparse
+import io
 import os
+import pickle
 import sys
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,35 +24,11 @@ from ..errors import InvalidArgumentError, SottoError
 
 MODEL_FILE = "mp_rank_00_model_states.pt"
 RANK_FILES = "sotto_rank_*_optim_states.pt"
-PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Tensor, torch.Size, torch.dtype)
 
 
 def rank_file(rank: int) -> str:
     """The file of one rank's exact optimizer state."""
     return f"sotto_rank_{rank:02d}_optim_states.pt"
-
-
-def check_plain(value: Any, where: str) -> None:
-    """Errors: InvalidArgumentError for what torch.load would not read without running code."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            check_plain(item, f"{where}[{key!r}]")
-    elif isinstance(value, (list, tuple, set)):
-        for i, item in enumerate(value):
-            check_plain(item, f"{where}[{i}]")
-    elif isinstance(value, argparse.Namespace):
-        check_plain(vars(value), where)
-    elif not isinstance(value, PLAIN) and not _is_numpys(value):
-        raise InvalidArgumentError(
-            f"{where} is of type {type(value).__qualname__}; a checkpoint holds plain Python "
-            "values, lists, dicts, namespaces, arrays and tensors"
-        )
-
-
-def _is_numpys(value: Any) -> bool:
-    """Whether a value is an array or a number of numpy's that has no objects in it."""
-    dtype = getattr(value, "dtype", None)
-    return type(value).__module__ == "numpy" and getattr(dtype, "hasobject", True) is False
 
 
 def _readable() -> list[Any]:
@@ -64,8 +43,62 @@ def _readable() -> list[Any]:
     return known
 
 
+class _Pickler(pickle.Pickler):
+    """Leaves plain tensors out: whether torch.load() reads a state is a question of the rest."""
+
+    def reducer_override(self, value: Any) -> Any:
+        """An empty torch.Size takes a tensor's place."""
+        if type(value) in (torch.Tensor, torch.nn.Parameter) and not vars(value):
+            return torch.Size, ()
+        return NotImplemented
+
+
+_WITHOUT_TENSORS = types.SimpleNamespace(__name__=__name__, Pickler=_Pickler)
+
+
+def _can_be_read(value: Any) -> bool:
+    file = io.BytesIO()
+    try:
+        torch.save(value, file, pickle_module=_WITHOUT_TENSORS)
+        file.seek(0)
+        _load(file)
+    except Exception:  # whatever the pickling of somebody's class may raise
+        return False
+    return True
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a value is made of, and where that is in it."""
+    if isinstance(value, argparse.Namespace):
+        value = vars(value)
+    if isinstance(value, Mapping):
+        yield from ((f" key {key!r}", key) for key in value)
+        yield from ((f"[{key!r}]", item) for key, item in value.items())
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from ((f"[{i}]", item) for i, item in enumerate(value))
+
+
+def check_readable(value: Any, where: str = "") -> None:
+    """Errors: InvalidArgumentError (read() would refuse the file: names the innermost part)."""
+    if _can_be_read(value):
+        return
+    for name, part in _parts(value):
+        check_readable(part, where + name)
+    raise InvalidArgumentError(
+        f"{where or 'the state'} is of type {type(value).__qualname__}, which load_checkpoint() "
+        "does not read, since it runs no code of a file; allowed: plain Python values, lists, "
+        "tuples, dicts, argparse.Namespace, numpy arrays, tensors, and what the program passes to "
+        "torch.serialization.add_safe_globals()"
+    )
+
+
 def write(path: Path, state: Mapping[str, Any]) -> None:
-    """Writes a file that is whole or not there, also if the machine stops meanwhile."""
+    """Writes a file that is whole or not there, also if the machine stops meanwhile.
+
+    Errors: InvalidArgumentError (read() would not read it), OSError.
+    """
+    for name, part in state.items():
+        check_readable(part, name)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         with open(partial, "wb") as file:
@@ -84,10 +117,14 @@ def write_text(path: Path, text: str) -> None:
     os.replace(partial, path)
 
 
+def _load(file: Any) -> Any:
+    with torch.serialization.safe_globals(_readable()):
+        return torch.load(file, map_location="cpu", weights_only=True)
+
+
 def read(path: Path) -> dict[str, Any]:
     """Reads a file on the CPU, without running code that it may contain."""
-    with torch.serialization.safe_globals(_readable()):
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    state: dict[str, Any] = _load(path)
     return state
 
 

@@ -73,19 +73,21 @@ class Saving:
 
         save_dir: may be on a disk of each machine's own: load_checkpoint() needs what rank 0 wrote,
         and with "sotto": {"checkpoint": "exact"} this rank's file beside it.
-        tag: name of the folder, the same on all ranks; None: global_stepN. client_state: plain
-        values, tensors, numpy arrays and argparse's namespaces, which load_checkpoint() gives back.
+        tag: name of the folder, the same on all ranks; None: global_stepN. client_state:
+        load_checkpoint() gives that of rank 0 back. It, states of schedules and get_extra_state()
+        may have plain values, tensors, numpy arrays, argparse's namespaces, and what
+        torch.serialization.add_safe_globals() allows.
         save_latest: whether "latest" names it. exclude_frozen_parameters: leaves out parameters
         that require no gradient; load with load_module_strict=False then. Returns True. Errors:
-        InvalidArgumentError (client_state; ranks with other tags), OSError on the rank that meets
-        it, SottoError on the others; "latest" then names the one before.
+        InvalidArgumentError (ranks with other tags), and on the rank that meets it OSError or
+        InvalidArgumentError (names the part of the state that could not be loaded), SottoError on
+        the others; "latest" then names the one before.
         """
         client_state = dict(client_state or {})
         name = str(f"global_step{self.global_steps}" if tag is None else tag)
         folder = Path(save_dir) / name
 
         def prepare() -> None:
-            files.check_plain(client_state, "client_state")
             if self.global_rank == 0 or self._exact:
                 folder.mkdir(parents=True, exist_ok=True)
 
