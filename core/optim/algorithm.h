@@ -64,6 +64,9 @@ class Algorithm {
   // Before flags of frozen parameters change: what belongs to them is put aside. A step of
   // synchronisation() has been made.
   virtual Status freeze(const std::vector<uint8_t>& /*flags*/) { return ok_status(); }
+  // Whether the state that was restored last had these flags, and no step has been made from it:
+  // they come late, and are no change.
+  virtual bool restored_with(const std::vector<uint8_t>& /*flags*/) const { return false; }
 
   // ---- steps ----
 

@@ -89,5 +89,50 @@ TEST(CapiOptim, ParametersThatAreFrozen) {
             "");
 }
 
+constexpr const char* kOneBitAdam =
+    R"({"optimizer": {"type": "OneBitAdam", "params": {"lr": 0.01, "freeze_step": 3}}})";
+constexpr const char* kZeroOneAdam =
+    R"({"optimizer": {"type": "ZeroOneAdam", "params": {"lr": 0.01, "var_freeze_step": 2,
+        "var_update_scaler": 2, "local_step_scaler": 1, "local_step_clipper": 4}}})";
+
+// Flags are the caller's, and may come before a state or behind it: it continues to the bit.
+TEST(CapiOptim, AStateContinuesWheneverFlagsOfFrozenParametersCome) {
+  EXPECT_EQ(run_world(2, kDefault,
+                      [](Member& self) {
+                        const uint8_t second[] = {0, 1}, first[] = {1, 0};
+                        for (const char* json : {kOneBitLamb, kOneBitAdam, kZeroOneAdam}) {
+                          for (const int late : {0, 1, 2}) {
+                            Model model(self.rank), other(self.rank);
+                            sotto_optim* const a = new_optim(self, json, model);
+                            sotto_optim* const b = new_optim(self, json, other);
+                            for (int k = 0; k < 9; ++k) {
+                              if (k == 5) OK(sotto_optim_set_frozen(a, second, 2));
+                              OK(sotto_optim_step(a, nullptr, nullptr));
+                            }
+                            const std::string state = one_shot(a, SOTTO_STATE_EXACT);
+                            if (late == 0) OK(sotto_optim_set_frozen(b, second, 2));
+                            if (late == 2) OK(sotto_optim_set_frozen(b, first, 2));
+                            OK(sotto_optim_state_import(b, SOTTO_STATE_EXACT, state.data(),
+                                                        state.size()));
+                            if (late == 1)
+                              require(one_shot(b, SOTTO_STATE_EXACT) == state, "exported again");
+                            if (late != 0) OK(sotto_optim_set_frozen(b, second, 2));
+                            for (int k = 0; k < 6; ++k) {
+                              OK(sotto_optim_step(a, nullptr, nullptr));
+                              OK(sotto_optim_step(b, nullptr, nullptr));
+                              for (int t : {0, 1})
+                                require(model.weights[t] == other.weights[t], "weights");
+                            }
+                            require(
+                                one_shot(b, SOTTO_STATE_EXACT) == one_shot(a, SOTTO_STATE_EXACT),
+                                "states at the end");
+                            OK(sotto_optim_destroy(a));
+                            OK(sotto_optim_destroy(b));
+                          }
+                        }
+                      }),
+            "");
+}
+
 }  // namespace
 }  // namespace sotto::test

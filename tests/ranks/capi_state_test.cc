@@ -66,14 +66,6 @@ struct Model {
   }
 };
 
-std::string one_shot(const sotto_optim* optim, sotto_state_mode mode) {
-  uint64_t length = 0;
-  OK(sotto_optim_state_export(optim, mode, nullptr, 0, &length));
-  std::string blob(length, '\0');
-  OK(sotto_optim_state_export(optim, mode, blob.data(), blob.size(), &length));
-  return blob;
-}
-
 struct Stream {
   std::string bytes;
   uint64_t longest = 0;

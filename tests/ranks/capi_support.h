@@ -159,4 +159,11 @@ inline std::string read_all(const std::function<sotto_status(char*, uint64_t, ui
   return text;
 }
 
+// A state in one piece.
+inline std::string one_shot(const sotto_optim* optim, sotto_state_mode mode) {
+  return read_all([&](char* buffer, uint64_t size, uint64_t* length) {
+    return sotto_optim_state_export(optim, mode, buffer, size, length);
+  });
+}
+
 }  // namespace sotto::test

@@ -57,7 +57,8 @@ bool OneBitAlgorithm::late_stage(uint64_t step) const {
 
 Status OneBitAlgorithm::freeze(const std::vector<uint8_t>& flags) {
   SOTTO_TRY(momentum_to_floats());
-  return set_momentum_aside(d_.parameters.frozen(), flags, {});
+  return set_momentum_aside(d_.parameters.frozen(), flags,
+                            restored_with(flags) ? restored_.exchanged : std::vector<float>());
 }
 
 // Gives the momentum that was put aside back to the parameters with a flag in `back`, and puts
@@ -105,15 +106,17 @@ bool OneBitAlgorithm::read_aside(const TensorRun& run, float* out) const {
   return true;
 }
 
-// What is exchanged in place of the momentum that was put aside.
-Result<std::vector<float>> OneBitAlgorithm::exchanged_momentum() const {
-  std::vector<float> out;
+// Exchanged: in place of the momentum that was put aside.
+Result<OneBitAlgorithm::Frozen> OneBitAlgorithm::frozen_now() const {
+  if (aside_m_.empty() && restored_with(restored_.flags)) return restored_;
+  Frozen out{d_.step, d_.parameters.frozen(), {}};
   const StateArray m = d_.arrays["m"];
-  for (uint32_t t = 0; t < d_.parameters.size() && !aside_m_.empty(); ++t) {
-    if (!d_.parameters.frozen(t)) continue;
+  for (uint32_t t = 0; t < out.flags.size(); ++t) {
+    if (out.flags[t] == 0) continue;
     SOTTO_TRY(for_each_tensor_run(*d_.layout, t, t + 1, [&](const TensorRun& run) -> Status {
-      out.resize(out.size() + run.count);
-      return read_state(d_.access, m, run, out.data() + (out.size() - run.count));
+      out.exchanged.resize(out.exchanged.size() + run.count);
+      return read_state(d_.access, m, run,
+                        out.exchanged.data() + (out.exchanged.size() - run.count));
     }));
   }
   return out;
@@ -129,8 +132,11 @@ Status OneBitAlgorithm::describe(StateErrors errors, OptimSnapshot* s) {
   s->put("tensor_states", states);
   SOTTO_TRY(momentum_to_floats());
   if (errors != StateErrors::kOwn && synchronisation()) return ok_status();
-  SOTTO_ASSIGN(const std::vector<float> exchanged, exchanged_momentum());
-  if (!exchanged.empty()) s->put("frozen_m", exchanged);
+  SOTTO_ASSIGN(const Frozen frozen, frozen_now());
+  std::vector<uint8_t> flags = frozen.flags;
+  flags.resize(d_.parameters.size());
+  s->put("frozen", flags);
+  if (!frozen.exchanged.empty()) s->put("frozen_m", frozen.exchanged);
   return ok_status();
 }
 
@@ -147,7 +153,18 @@ std::optional<Status> OneBitAlgorithm::stream(std::string_view array, StateError
   });
 }
 
+Status OneBitAlgorithm::check_frozen(const OptimSnapshot& s) const {
+  if (!s.has("frozen")) return ok_status();
+  SOTTO_TRY(check_values("flags of frozen parameters", s.bytes("frozen"), d_.parameters.size(), 1));
+  SOTTO_ASSIGN(const std::vector<uint8_t> flags,
+               d_.parameters.frozen_flags(s.values<uint8_t>("frozen")));
+  uint64_t total = 0;
+  for (size_t t = 0; t < flags.size(); ++t) total += flags[t] != 0 ? d_.parameters[t].count : 0;
+  return check_values("exchanged momentum of frozen parameters", s.bytes("frozen_m"), total);
+}
+
 Status OneBitAlgorithm::check(const OptimSnapshot& s, StateErrors) const {
+  SOTTO_TRY(check_frozen(s));
   SOTTO_TRY(check_values("per-tensor state", s.bytes("tensor_states"), d_.parameters.size(),
                          sizeof(TensorState)));
   if (s.flag("stage_started") && !says_late(s))
@@ -185,8 +202,18 @@ Status OneBitAlgorithm::restore(const OptimSnapshot& s) {
     SOTTO_TRY(restore_stage(valid));
   }
   aside_m_.clear();
-  if (d_.parameters.frozen().empty()) return ok_status();
-  return set_momentum_aside({}, d_.parameters.frozen(), s.values<float>("frozen_m"));
+  restored_ = {};
+  if (s.has("frozen")) {
+    SOTTO_ASSIGN(std::vector<uint8_t> flags,
+                 d_.parameters.frozen_flags(s.values<uint8_t>("frozen")));
+    restored_ = {s.step, std::move(flags), s.floats("frozen_m")};
+  }
+  const std::vector<uint8_t>& frozen = d_.parameters.frozen();
+  if (frozen.empty()) return ok_status();
+  // States that do not say have flags that the caller has set before.
+  const bool same = !restored_.step || restored_.flags == frozen;
+  return set_momentum_aside({}, frozen,
+                            same ? s.values<float>("frozen_m") : std::span<const float>());
 }
 
 Status OneBitAlgorithm::restore_stage(const std::vector<uint8_t>& valid) {

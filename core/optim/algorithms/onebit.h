@@ -14,6 +14,9 @@ class OneBitAlgorithm : public Algorithm {
   bool masks_zero_variance() const override;
   Status check_setting(std::string_view name, size_t group, double value) const override;
   Status freeze(const std::vector<uint8_t>& flags) override;
+  bool restored_with(const std::vector<uint8_t>& flags) const override {
+    return restored_.step == d_.step && restored_.flags == flags;
+  }
   Status check_start() const override;
   void report_tensor(const TensorState& state, nlohmann::ordered_json* tensor) const override;
 
@@ -49,11 +52,19 @@ class OneBitAlgorithm : public Algorithm {
   bool stage_started_ = false;  // the late stage has made a step
 
  private:
-  Result<std::vector<float>> exchanged_momentum() const;
+  // What a state says of frozen parameters: which they are, and what was exchanged for them.
+  struct Frozen {
+    std::optional<uint64_t> step;  // of the state; nothing: it does not say
+    std::vector<uint8_t> flags;    // empty: none
+    std::vector<float> exchanged;
+  };
+  Result<Frozen> frozen_now() const;
+  Status check_frozen(const OptimSnapshot& s) const;
   Status set_momentum_aside(const std::vector<uint8_t>& back, const std::vector<uint8_t>& flags,
                             std::span<const float> exchanged);
 
   std::vector<std::vector<float>> aside_m_;  // per parameter; empty: none is frozen
+  Frozen restored_;
 };
 
 }  // namespace sotto
