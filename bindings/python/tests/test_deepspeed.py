@@ -254,6 +254,32 @@ def test_groups_of_the_file_and_of_the_caller(comm):
         start(comm, config)
 
 
+@pytest.mark.parametrize("empty", [0, 1])
+def test_groups_without_parameters_are_left_out(empty, comm):
+    """Programs sort parameters by name into groups: a model may have none of a kind."""
+    net = Loss()
+    groups = [{"params": list(net.parameters()), "weight_decay": 0.25}]
+    groups.insert(empty, {"params": iter(()), "weight_decay": 0.5})
+    section = {"param_groups": [{"eps": 1e-4}, {"eps": 1e-6}]}
+    config = {"optimizer": {"type": "Lamb", "params": {"lr": 0.01}}, "sotto": section}
+    engine, optimizer, *_ = start(comm, config, net, model_parameters=groups)
+    assert [len(group["params"]) for group in optimizer.param_groups] == [4]
+    assert optimizer.param_groups[0]["weight_decay"] == 0.25
+    assert optimizer.param_groups[0]["eps"] == (1e-6 if empty == 0 else 1e-4)
+    run(engine, 0, range(1))
+    assert optimizer.state_dict()["sotto"]["names"][0] == "net.0.weight"
+    engine.close()
+    with pytest.raises(sotto.InvalidStateError, match="there is nothing to train"):
+        run(start(comm, config, model_parameters=[{"params": []}] * 2)[0], 0, range(1))
+
+
+def test_a_group_of_another_models_parameters_has_no_names(comm):
+    net, other = Loss(), torch.nn.Linear(2, 1)
+    groups = [{"params": list(m.parameters())} for m in (net, other)]
+    _, optimizer, *_ = start(comm, {"optimizer": LAMB}, net, model_parameters=groups)
+    assert [len(group["params"]) for group in optimizer.param_groups] == [4, 2]
+
+
 def test_training_data_is_shared_out():
     def body(comm):
         data = torch.utils.data.TensorDataset(torch.arange(12.0), torch.arange(12.0))

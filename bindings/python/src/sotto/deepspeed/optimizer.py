@@ -21,12 +21,12 @@ GROUP_KEYS = ("lr", "betas", "eps", "weight_decay", "max_coeff", "min_coeff")
 class ConfiguredOptimizer(SottoOptimizer):
     """The optimizer of a configuration, with its schedule, clipping and loss scale.
 
-    params: tensors, (name, tensor) pairs or groups; what a group says wins over the file's
+    groups: as named_groups() gives them; what a group says wins over the file's
     "sotto": {"param_groups"}, that over optimizer.params. settings: checked. After each step the
     groups show the learning rate of the next one; setting it there overrides the schedule.
     """
 
-    def __init__(self, params: Iterable[Any], settings: Settings, comm: Comm) -> None:
+    def __init__(self, groups: list[dict[str, Any]], settings: Settings, comm: Comm) -> None:
         optimizer = settings.report["optimizer"]
         self._kind = optimizer["type"]
         keys = [key for key in GROUP_KEYS if key in optimizer["params"]]
@@ -36,7 +36,7 @@ class ConfiguredOptimizer(SottoOptimizer):
         section = settings.section("sotto")
         in_force = {"non_freeze": False, **optimizer["params"]}
         super().__init__(
-            _groups(params, section.pop("param_groups", [])),
+            _groups(groups, section.pop("param_groups", [])),
             {key: in_force[key] for key in keys},
             {key: value for key, value in in_file.items() if key not in keys},
             comm=comm,
@@ -56,35 +56,35 @@ def sections_of(settings: Settings) -> dict[str, Any]:
     return {key: value for key, value in settings.file.items() if key not in own}
 
 
-def _groups(params: Iterable[Any], in_file: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Parameter groups with what the file says about group 0, 1, ..."""
-    given = list(params)
-    groups = [dict(g) for g in given] if given and isinstance(given[0], dict) else []
-    groups = groups or [{"params": given}]
+def _groups(groups: list[dict[str, Any]], in_file: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Parameter groups with what the file says about group 0, 1, ...; empty ones are left out."""
     if len(in_file) > len(groups):
         raise InvalidArgumentError(
             f"sotto.param_groups describes {len(in_file)} groups, but there are {len(groups)} "
             "groups of parameters"
         )
-    return [{**mine, **group} for mine, group in zip(in_file + [{}] * len(groups), groups)]
+    merged = [{**mine, **group} for mine, group in zip(in_file + [{}] * len(groups), groups)]
+    return [group for group in merged if group["params"]] or merged[:1]
 
 
-def named_groups(model: torch.nn.Module, params: Iterable[Any] | None) -> list[Any]:
-    """Parameters as (name, tensor) pairs, so that errors and states have the model's names."""
+def named_groups(model: torch.nn.Module, params: Iterable[Any] | None) -> list[dict[str, Any]]:
+    """Groups of (name, tensor) pairs, so that errors and states have the model's names.
+
+    Without names, in all groups, if a tensor is none of the model.
+    """
     names = {id(p): name for name, p in model.named_parameters()}
-    if params is None:
-        return list(model.named_parameters())
+    given = list(model.parameters() if params is None else params)
+    groups = given if given and isinstance(given[0], dict) else [{"params": given}]
+    groups = [{**group, "params": _listed(group["params"])} for group in groups]
+    tensors = [p for group in groups for p in group["params"]]
+    if all(isinstance(p, torch.Tensor) and id(p) in names for p in tensors):
+        for group in groups:
+            group["params"] = [(names[id(p)], p) for p in group["params"]]
+    return groups
 
-    def named(tensors: Any) -> Any:
-        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        if not all(isinstance(p, torch.Tensor) and id(p) in names for p in tensors):
-            return tensors
-        return [(names[id(p)], p) for p in tensors]
 
-    given = list(params)
-    if given and isinstance(given[0], dict):
-        return [{**group, "params": named(group["params"])} for group in given]
-    return list(named(given))
+def _listed(params: Any) -> list[Any]:
+    return [params] if isinstance(params, torch.Tensor) else list(params)
 
 
 def optimizer_from_config(
