@@ -212,6 +212,21 @@ def test_a_schedule_of_the_caller(comm):
     engine.close()
 
 
+class Halved(torch.optim.lr_scheduler.LRScheduler):
+    def get_lr(self):
+        return [group["lr"] / 2 for group in self.optimizer.param_groups]
+
+
+def test_a_schedule_of_the_caller_may_be_a_class(comm):
+    engine, _, _, schedule = start(comm, {"optimizer": LAMB}, lr_scheduler=Halved)
+    assert type(schedule) is Halved
+    run(engine, 0, range(2))
+    assert engine.get_lr() == [pytest.approx(0.01 / 8)]
+    engine.close()
+    with pytest.raises(sotto.InvalidArgumentError, match="lr_scheduler is of type int; it has to"):
+        start(comm, {"optimizer": LAMB}, lr_scheduler=3)
+
+
 def test_an_optimizer_of_the_caller(comm):
     config = {
         "gradient_clipping": 0.5,

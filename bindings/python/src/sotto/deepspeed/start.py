@@ -88,9 +88,13 @@ def _schedule_of(given: Any, optimizer: Any, settings: Settings) -> Any:
     """The caller's schedule, or the file's: inside the library, or of PyTorch or lr_schedules."""
     client = getattr(optimizer, "optimizer", optimizer)
     if given is not None:
-        if hasattr(given, "step"):
-            return given
-        return given(client)
+        made = given(client) if callable(given) else given
+        if not hasattr(made, "step"):
+            raise InvalidArgumentError(
+                f"lr_scheduler is of type {type(made).__qualname__}; it has to be a scheduler with "
+                "step(), or a function or class that makes one of the optimizer"
+            )
+        return made
     if optimizer is None:
         return None
     if settings.torch_schedule is not None:
@@ -148,8 +152,8 @@ def initialize(
                         makes one, in place of it. Without any the engine only evaluates
     model_parameters:   None: all; tensors, or groups with values of their own
     training_data:      a dataset; its loader is the third result
-    lr_scheduler:       a scheduler of `optimizer`, or a function that makes one of the optimizer;
-                        in place of the file's
+    lr_scheduler:       a scheduler of `optimizer`, or a function or class that makes one of the
+                        optimizer; in place of the file's
     distributed_port:   as for init_distributed()
     mpu:                get_data_parallel_group() names the ranks that average
     dist_init_required: as for init_distributed()
