@@ -504,6 +504,10 @@ def test_groups_are_added_before_the_first_step_alone(comm):
     train(net, optimizer, 0, range(1))
     with pytest.raises(sotto.InvalidStateError, match="after the first step"):
         optimizer.add_param_group({"params": [torch.zeros(3, requires_grad=True)]})
+    optimizer.param_groups[1]["params"].append(torch.zeros(3, requires_grad=True))
+    for call in (optimizer.step, optimizer.state_dict):
+        with pytest.raises(sotto.InvalidStateError, match='"param4" of group 1 was added after'):
+            call()
     optimizer.close()
 
 

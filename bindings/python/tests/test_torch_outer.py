@@ -519,6 +519,18 @@ def test_groups_are_added_before_the_first_step_alone(comm):
     assert len(outer._tensors) == 4
     with pytest.raises(sotto.InvalidStateError, match="after the first step"):
         outer.add_param_group({"params": [torch.zeros(3, requires_grad=True)]})
+    state = outer.state_dict()
+    outer.inner.add_param_group({"params": [torch.zeros(3, requires_grad=True)]})
+    before = values(net)
+    for call in (outer.step, outer.flush, outer.state_dict, lambda: outer.load_state_dict(state)):
+        with pytest.raises(sotto.InvalidStateError, match='"param4" of group 2 was added after'):
+            call()
+    assert equal(values(net), before)  # no inner step
+    outer.inner.param_groups.pop()
+    train(net, outer, 0, range(1))
+    outer.inner.param_groups[0]["params"][1] = torch.zeros(20, requires_grad=True)
+    with pytest.raises(sotto.InvalidStateError, match='"param1" of group 0 was added after'):
+        outer.step()
     outer.close()
 
 

@@ -182,7 +182,7 @@ class SottoOptimizer(Groups):
 
     def _build(self) -> plain.Optimizer:
         self.synchronize()
-        self._follow_replaced()
+        self._follow_groups()
         if self._optim is not None:
             return self._optim
         trained = self._trained()
@@ -468,10 +468,11 @@ class SottoOptimizer(Groups):
         That is parameters (float32 masters), moments, error feedback, step, stage and schedules, as
         one tensor of bytes. Any rank can make it alone, and all ranks can load it: see "checkpoint"
         above for the error feedback. Errors: InvalidStateError (accumulated micro-batches; another
-        dtype, device or shape of a parameter), those of the last step on a CUDA device.
+        dtype, device or shape of a parameter, or one that was added), those of the last step on a
+        CUDA device.
         """
         self.synchronize()
-        self._follow_replaced()
+        self._follow_groups()
         state = self._groups_state()
         if self._optim is not None:
             if self._gradients is not None:
@@ -492,7 +493,7 @@ class SottoOptimizer(Groups):
         if mode not in ("mean", "whole"):
             raise InvalidArgumentError(f"mode is {mode!r}; allowed: mean, whole")
         self.synchronize()
-        self._follow_replaced()
+        self._follow_groups()
         state = self._groups_state()
         if self._optim is not None:
             if self._gradients is not None:
@@ -526,7 +527,7 @@ class SottoOptimizer(Groups):
         Errors: InvalidArgumentError (another optimizer or model: names what differs; "exact":
         another rank or number of ranks; of another optimizer what this one has not, as amsgrad).
         """
-        self._follow_replaced()
+        self._follow_groups()
         own = "sotto" in state_dict
         if not own:
             state_dict = converted(self, state_dict)

@@ -299,9 +299,10 @@ class Outer(Parameters):
     def _follow(self) -> None:
         """Tells the library where the parameters lie.
 
-        Errors: InvalidStateError (dtype, device or shape has changed, one became several).
+        Errors: InvalidStateError (dtype, device or shape has changed, one became several, or was
+        added).
         """
-        self._follow_replaced()
+        self._follow_groups()
         at = [local(t.p).data_ptr() for t in self._tensors]
         if self._outer is None or at == self._at:
             return

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
+from operator import itemgetter
 
 import torch
 
@@ -12,6 +14,8 @@ from .dtensors import local
 from .gradients import Tensor, check_param
 from .replaced import Replaced
 
+_params = itemgetter("params")
+
 
 class Parameters(torch.optim.Optimizer):
     """What optimizers and outer optimizers here do with the parameters of their groups."""
@@ -19,11 +23,13 @@ class Parameters(torch.optim.Optimizer):
     _tensors: list[Tensor]  # as the library has them; empty: it has none yet
     _loaded: frozenset[str]  # parameters of a state: frozen ones are kept too
     _untrained: list[tuple[str, torch.Tensor]]  # those that the library does not have
+    _known: frozenset[int]  # the ids of both
     _replaced: Replaced
 
     def _forget(self) -> None:
         """Nothing is registered with the library."""
-        self._tensors, self._loaded, self._untrained = [], frozenset(), []
+        self._tensors, self._untrained = [], []
+        self._loaded, self._known = frozenset(), frozenset()
 
     def _names(self) -> list[list[str]]:
         """A name for every parameter of every group."""
@@ -75,6 +81,18 @@ class Parameters(torch.optim.Optimizer):
     def _note_untrained(self) -> None:
         known = {id(t.p) for t in self._tensors}
         self._untrained = [(name, p) for name, _, p in self._named() if id(p) not in known]
+        self._known = frozenset(id(p) for _, _, p in self._named())
+
+    def _check_known(self) -> None:
+        """Errors: InvalidStateError (a group has a parameter that it had not at the first step)."""
+        groups = map(_params, self.param_groups)
+        if not self._tensors or self._known.issuperset(map(id, chain.from_iterable(groups))):
+            return
+        name, index = next((name, i) for name, i, p in self._named() if id(p) not in self._known)
+        raise InvalidStateError(
+            f'parameter "{name}" of group {index} was added after the first step, and would not be '
+            "averaged; take it out of the group, or make a new optimizer"
+        )
 
     def _check_untrained(self) -> None:
         for name, p in self._untrained:
@@ -98,11 +116,17 @@ class Parameters(torch.optim.Optimizer):
                 self._replace(new)
                 self._replaced.watch(new.get(id(p), p) for _, p in named)
 
+    def _follow_groups(self) -> None:
+        """Errors: InvalidStateError (those of _follow_replaced() and of _check_known())."""
+        self._follow_replaced()
+        self._check_known()
+
     def _replace(self, new: Mapping[int, torch.Tensor]) -> None:
         """new: Parameters that take the place of others, by the ids of those."""
         for group in self.param_groups:
             group["params"][:] = [new.get(id(p), p) for p in group["params"]]
         self._untrained = [(name, new.get(id(p), p)) for name, p in self._untrained]
+        self._known = frozenset(id(new[n]) if n in new else n for n in self._known)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's."""
