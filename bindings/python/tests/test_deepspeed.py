@@ -378,6 +378,33 @@ def test_auto_is_filled_in(comm):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "steps"),
+    [
+        ({"warmup_steps": 0.1, "max_steps": 95}, 10),
+        ({"warmup_steps": 0, "warmup_ratio": 0.1, "max_steps": 95}, 10),
+        ({"warmup_steps": 5, "warmup_ratio": 0.1, "max_steps": 95}, 5),
+        ({"warmup_steps": 5.0, "max_steps": -1}, 5),
+        ({"warmup_steps": 0, "max_steps": -1}, 0),
+        ({"warmup_steps": 0.1, "max_steps": -1}, "warmup_steps is 0.1"),
+        ({"warmup_steps": 0, "warmup_ratio": 0.2, "max_steps": -1}, "warmup_ratio is 0.2"),
+    ],
+)
+def test_warm_up_may_be_a_share_of_the_steps(arguments, steps, comm):
+    config = {
+        "optimizer": LAMB,
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}},
+    }
+    arguments = types.SimpleNamespace(**arguments)
+    if isinstance(steps, str):
+        with pytest.raises(sotto.InvalidArgumentError, match=f"{steps}.*set max_steps above 0"):
+            start(comm, config, auto=arguments)
+        start(comm, {"optimizer": LAMB}, auto=arguments)[0].close()
+        return
+    engine, *_ = start(comm, config, auto=arguments)
+    assert engine.scheduler_params() == {"warmup_num_steps": steps}
+
+
+@pytest.mark.parametrize(
     ("config", "text"),
     [
         ({"optimizer": {"type": "OneBitLamb", "params": {"freeze_stp": 4}}}, "freeze_step"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ import torch
 
 from ..errors import InvalidArgumentError, UnsupportedError
 from ..optim import config_report, config_resolve
+from .members import value_at
+
+WARMUP = "scheduler.params.warmup_num_steps"
 
 
 def auto_from_training_arguments(args: Any, world_size: int) -> dict[str, Any]:
@@ -17,7 +21,7 @@ def auto_from_training_arguments(args: Any, world_size: int) -> dict[str, Any]:
 
     args: an object with the attributes of transformers.TrainingArguments; those that are absent
     give no value. Returns values by path, as ``auto=`` takes them. total_num_steps is max_steps,
-    if that is above 0.
+    if that is above 0. A warm-up that is a share of the steps needs max_steps too.
     """
     values: dict[str, Any] = {}
 
@@ -39,12 +43,24 @@ def auto_from_training_arguments(args: Any, world_size: int) -> dict[str, Any]:
     put("optimizer.params.weight_decay", "weight_decay")
     put("scheduler.params.warmup_max_lr", "learning_rate")
     values["scheduler.params.warmup_min_lr"] = 0
-    put("scheduler.params.warmup_num_steps", "warmup_steps")
-    if getattr(args, "max_steps", -1) > 0:
+    share, known = _warmup_share(args), getattr(args, "max_steps", -1) > 0
+    if share is None:
+        put(WARMUP, "warmup_steps")
+    elif known:
+        values[WARMUP] = math.ceil(args.max_steps * share[1])
+    if known:
         values["scheduler.params.total_num_steps"] = args.max_steps
     put("fp16.enabled", "fp16")
     put("bf16.enabled", "bf16")
     return values
+
+
+def _warmup_share(args: Any) -> tuple[str, float] | None:
+    """The argument that makes the warm-up a share of the steps, and the share."""
+    steps, ratio = getattr(args, "warmup_steps", None), getattr(args, "warmup_ratio", None)
+    if steps:
+        return ("warmup_steps", steps) if steps < 1 else None
+    return ("warmup_ratio", ratio) if ratio else None
 
 
 class Settings:
@@ -59,9 +75,17 @@ class Settings:
         self._world_size = world_size
         if isinstance(config, str) and not config.lstrip().startswith("{") and _is_file(config):
             config = Path(config)
+        share = None
         if auto is not None and not isinstance(auto, Mapping):
+            share = _warmup_share(auto)
             auto = auto_from_training_arguments(auto, world_size)
         self.file = config_resolve(config, auto)
+        if share is not None and value_at(self.file, WARMUP, None) == "auto":
+            raise InvalidArgumentError(
+                f'{WARMUP} is "auto", and {share[0]} is {share[1]} in the training arguments, a '
+                "share of the steps, whose number is not known: set max_steps above 0, or put the "
+                "number of steps into the configuration"
+            )
         self.torch_optimizer = self._take("optimizer", _is_torchs_optimizer)
         self.torch_schedule = self._take("scheduler", _is_torchs_schedule)
         changed = self.torch_optimizer or self.torch_schedule or self._complete_torch_adam()
