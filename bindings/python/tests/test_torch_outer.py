@@ -352,16 +352,21 @@ def test_frozen_parameters():
 
 
 def test_scaled_gradients():
-    """An overflow leaves out one rank's inner step; both count it. fused ones do it themselves."""
+    """An overflow leaves out one rank's inner step; both count it. fused ones, and those of ours,
+    do it themselves."""
 
     def body(comm):
-        for fused in (False, True):
+        alone = comm.split(comm.rank)
+        for kind, keys in (
+            (torch.optim.SGD, {"fused": False}),
+            (torch.optim.SGD, {"fused": True}),
+            (st.AdamW, {"comm": alone}),
+        ):
+            fused = keys.get("fused", False)
             net, other = model(), model()
-            outer = st.Outer(
-                torch.optim.SGD(net.parameters(), lr=0.05, fused=fused), comm=comm, **MEAN
-            )
+            outer = st.Outer(kind(net.parameters(), lr=0.05, **keys), comm=comm, **MEAN)
             scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-            theirs = torch.optim.SGD(other.parameters(), lr=0.05, fused=fused)
+            theirs = kind(other.parameters(), lr=0.05, **keys)
             plain = PlainOuter([p.detach() for p in other.parameters()], MEAN, comm=comm)
             for step in range(6):
                 overflows = comm.rank == 1 and step == 2
@@ -380,8 +385,9 @@ def test_scaled_gradients():
             for p, q in zip(values(net), values(other)):
                 # Powers of two scale without rounding; fused ones have another order of operations.
                 torch.testing.assert_close(p, q, rtol=0, atol=1e-6 * fused)
-            outer.close()
-            plain.close()
+            for optimizer in (outer, plain, outer.inner, theirs):
+                getattr(optimizer, "close", int)()
+        alone.close()
 
     thread_ranks(2, body)
 

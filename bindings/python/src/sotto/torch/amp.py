@@ -98,7 +98,12 @@ class Scaled:
             )
 
     def _verdicts(self) -> list[torch.Tensor]:
-        """Where the scaler keeps what it has found in this optimizer's gradients."""
+        """Where the scaler keeps what it has found in this optimizer's gradients.
+
+        Nothing where there are no other ranks: it knows all then, perhaps of an Outer around.
+        """
+        if self._optimizer._comm.size == 1:
+            return []
         states = getattr(_caller(), "_per_optimizer_states", {})
         if id(self._optimizer) not in states:
             raise UnsupportedError(
