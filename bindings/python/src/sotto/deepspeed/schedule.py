@@ -21,6 +21,11 @@ class ConfigSchedule:
     def __repr__(self) -> str:
         return f"<{self.kind}, run by {type(self.optimizer).__name__}>"
 
+    @property
+    def last_batch_iteration(self) -> int:
+        """Updates that the schedule has seen, less one. Local."""
+        return int(self.optimizer.schedule_iteration)
+
     def get_lr(self) -> list[float]:
         """The learning rate of the next step, for each group."""
         return [group["lr"] for group in self.optimizer.param_groups]
@@ -37,12 +42,12 @@ class ConfigSchedule:
 
     def state_dict(self) -> dict[str, Any]:
         """The position, which is in the optimizer's state too. Local."""
-        return {"last_batch_iteration": self.optimizer.schedule_iteration}
+        return {"last_batch_iteration": self.last_batch_iteration}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes what state_dict() gave, here or in DeepSpeed. Collective."""
-        iteration = state.get("last_batch_iteration", self.optimizer.schedule_iteration)
-        if iteration != self.optimizer.schedule_iteration:
+        iteration = state.get("last_batch_iteration", self.last_batch_iteration)
+        if iteration != self.last_batch_iteration:
             self.optimizer.continue_schedule(iteration)
 
     def restart(self) -> None:
