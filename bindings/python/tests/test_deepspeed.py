@@ -188,8 +188,9 @@ def test_schedule_of_the_file(comm):
         {"params": list(net.net[2].parameters())},
     ]
     engine, _, _, schedule = start(comm, config, net, model_parameters=groups)
-    assert schedule.get_lr() == [0, 0]
+    assert (schedule.get_lr(), schedule.last_batch_iteration) == ([0, 0], -1)
     run(engine, 0, range(6))
+    assert schedule.last_batch_iteration == 5
     assert schedule.get_lr() == pytest.approx([1e-3, 5e-4])
     with pytest.raises(sotto.InvalidStateError, match="advances with engine.step"):
         schedule.step()
@@ -322,112 +323,6 @@ def test_no_sync_adds_up(comm):
     engine.close()
 
 
-# ---- configurations ------------------------------------------------------------------------------
-
-
-def test_auto_is_filled_in(comm):
-    config = {
-        "train_batch_size": "auto",
-        "train_micro_batch_size_per_gpu": "auto",
-        "gradient_accumulation_steps": "auto",
-        "gradient_clipping": "auto",
-        "fp16": {"enabled": "auto"},
-        "bf16": {"enabled": "auto"},
-        "optimizer": {
-            "type": "OneBitAdam",
-            "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"},
-        },
-        "scheduler": {
-            "type": "WarmupDecayLR",
-            "params": {
-                "warmup_min_lr": "auto",
-                "warmup_max_lr": "auto",
-                "warmup_num_steps": "auto",
-                "total_num_steps": "auto",
-            },
-        },
-        "zero_optimization": {"stage": 0, "reduce_bucket_size": "auto"},
-    }
-    arguments = types.SimpleNamespace(
-        per_device_train_batch_size=8,
-        gradient_accumulation_steps=2,
-        max_grad_norm=1.0,
-        learning_rate=5e-3,
-        adam_beta1=0.8,
-        adam_beta2=0.9,
-        adam_epsilon=1e-6,
-        weight_decay=0.01,
-        warmup_steps=4,
-        max_steps=20,
-        fp16=False,
-        bf16=True,
-    )
-    engine, optimizer, _, schedule = start(comm, config, auto=arguments)
-    assert engine.get_batch_info() == (16, 8, 2)
-    group = optimizer.param_groups[0]
-    assert (group["betas"], group["eps"], group["weight_decay"]) == ([0.8, 0.9], 1e-6, 0.01)
-    assert optimizer._common["gradient_clipping"] == 1.0
-    assert {p.dtype for p in engine.parameters()} == {torch.bfloat16}
-    assert schedule.kind == "WarmupDecayLR"
-    values = sd.auto_from_training_arguments(arguments, 1)
-    del values["optimizer.params.lr"]
-    with pytest.raises(sotto.InvalidArgumentError, match='optimizer.params.lr: found "auto"'):
-        start(comm, config, auto=values)
-    with pytest.raises(sotto.InvalidArgumentError, match='found "auto"'):
-        start(comm, config)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "steps"),
-    [
-        ({"warmup_steps": 0.1, "max_steps": 95}, 10),
-        ({"warmup_steps": 0, "warmup_ratio": 0.1, "max_steps": 95}, 10),
-        ({"warmup_steps": 5, "warmup_ratio": 0.1, "max_steps": 95}, 5),
-        ({"warmup_steps": 5.0, "max_steps": -1}, 5),
-        ({"warmup_steps": 0, "max_steps": -1}, 0),
-        ({"warmup_steps": 0.1, "max_steps": -1}, "warmup_steps is 0.1"),
-        ({"warmup_steps": 0, "warmup_ratio": 0.2, "max_steps": -1}, "warmup_ratio is 0.2"),
-    ],
-)
-def test_warm_up_may_be_a_share_of_the_steps(arguments, steps, comm):
-    config = {
-        "optimizer": LAMB,
-        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}},
-    }
-    arguments = types.SimpleNamespace(**arguments)
-    if isinstance(steps, str):
-        with pytest.raises(sotto.InvalidArgumentError, match=f"{steps}.*set max_steps above 0"):
-            start(comm, config, auto=arguments)
-        start(comm, {"optimizer": LAMB}, auto=arguments)[0].close()
-        return
-    engine, *_ = start(comm, config, auto=arguments)
-    assert engine.scheduler_params() == {"warmup_num_steps": steps}
-
-
-@pytest.mark.parametrize(
-    ("config", "text"),
-    [
-        ({"optimizer": {"type": "OneBitLamb", "params": {"freeze_stp": 4}}}, "freeze_step"),
-        ({"optimizer": LAMB, "train_batch_sise": 4}, "train_batch_size"),
-        ({"optimizer": LAMB, "zero_optimization": {"stage": 2}}, "stage 2 cannot be combined"),
-        ({"optimizer": {"type": "Adam"}, "zero_optimization": {"stage": 1}}, "stage 1"),
-        ({"optimizer": LAMB, "pipeline": {"stages": 2}}, "pipeline.stages is 2"),
-        ({"optimizer": LAMB, "tensor_parallel": {"autotp_size": 4}}, "autotp_size is 4"),
-        ({"optimizer": LAMB, "train_batch_size": 3, "gradient_accumulation_steps": 2}, "equal"),
-        ({"train_batch_size": 3, "zero_optimization": {"stage": 1}}, "stage 1"),
-        ({"optimizer": {"type": "Adagrad", "params": {"lr_decoy": 1}}}, "lr_decoy"),
-        ({"optimizer": {"type": "Muon"}}, "unknown type"),
-        ({"optimizer": LAMB, "scheduler": {"type": "WarmUpLR"}}, "WarmupLR"),
-        ("absent.json", "looks like the name of a file"),
-    ],
-)
-def test_configurations_that_are_refused(config, text, comm, monkeypatch):
-    monkeypatch.setattr(sd.start, "meet", lambda *_: comm)
-    monkeypatch.setattr(sd.start, "_join", lambda *_: None)
-    with pytest.raises(sotto.SottoError, match=text):
-        sd.initialize(model=Loss(), config=config)
-
-
 def test_arguments_that_are_refused(comm):
     class PipelineModule(torch.nn.Module):
         pass
@@ -466,15 +361,6 @@ def test_an_engine_without_optimizer_evaluates(comm):
         with pytest.raises(sotto.InvalidStateError, match="the key optimizer is missing"):
             call()
     engine.close()
-
-
-def test_the_configuration_where_command_lines_have_it(comm, tmp_path):
-    path = tmp_path / "ds.json"
-    path.write_text(json.dumps({"optimizer": LAMB}))
-    engine, *_ = sd.initialize(
-        types.SimpleNamespace(deepspeed_config=str(path)), model=Loss(), comm=comm
-    )
-    assert engine.config == {"optimizer": LAMB}
 
 
 def test_optimizer_from_config(comm):

@@ -365,8 +365,8 @@ def _widened(state: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
 
 def _averager_of(settings: Settings) -> dict[str, Any]:
     """The configuration of the library's part: an SGD that leaves the average behind."""
-    leave = ("optimizer", "scheduler")
-    config = {key: value for key, value in settings.file.items() if key not in leave}
+    config = settings.sections()
+    config.pop("scheduler", None)
     section = settings.section("sotto")
     section.pop("param_groups", None)
     if section:

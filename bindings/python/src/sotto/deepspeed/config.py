@@ -14,6 +14,15 @@ from ..optim import config_report, config_resolve
 from .members import value_at
 
 WARMUP = "scheduler.params.warmup_num_steps"
+# What an engine does, this one or DeepSpeed's: of no concern to the library.
+OF_THE_ENGINE = (
+    "comms_logger",
+    "csv_monitor",
+    "dataloader_drop_last",
+    "tensorboard",
+    "torch_autocast",
+)
+BFLOAT16 = ("bf16", "bfloat16", "torch.bfloat16")
 
 
 def auto_from_training_arguments(args: Any, world_size: int) -> dict[str, Any]:
@@ -138,6 +147,27 @@ class Settings:
         """An object of the file; empty if it is absent or null."""
         value = self.file.get(name) or {}
         return dict(value) if isinstance(value, Mapping) else {}
+
+    def sections(self) -> dict[str, Any]:
+        """What the library is told beside "optimizer" and "sotto"."""
+        left_out = ("optimizer", "sotto", *OF_THE_ENGINE)
+        return {key: value for key, value in self.file.items() if key not in left_out}
+
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """In which type torch.autocast runs the forward pass; None: not at all.
+
+        Errors: UnsupportedError (another than bfloat16).
+        """
+        section = self.section("torch_autocast")
+        if not section.get("enabled"):
+            return None
+        if str(section.get("dtype")).lower() not in BFLOAT16:
+            raise UnsupportedError(
+                f"torch_autocast.dtype is {section.get('dtype')!r}; allowed: 'bfloat16': for "
+                "float16, which needs a loss scale, use the section fp16"
+            )
+        return torch.bfloat16
 
     @property
     def fp16(self) -> bool:

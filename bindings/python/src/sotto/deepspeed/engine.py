@@ -74,6 +74,7 @@ class Engine(Saving, Recording, torch.nn.Module):
         scale = settings.report["loss_scale"]
         self._scaled, self._dynamic = scale is not None, scale is not None and "window" in scale
         self._cast_to = torch.float16 if settings.section("fp16").get("auto_cast") else None
+        self._autocast = settings.autocast
         self._overlap: Overlap | None = None  # from the first backward() on
         self._overlaps = settings.section("sotto").get("overlap") is not None
         if self._overlaps and not isinstance(optimizer, SottoOptimizer):
@@ -192,11 +193,16 @@ class Engine(Saving, Recording, torch.nn.Module):
     # ---- training --------------------------------------------------------------------------------
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """The module's forward pass; with fp16.auto_cast floating-point inputs become float16."""
+        """The module's forward pass, under torch.autocast with torch_autocast.
+
+        With fp16.auto_cast floating-point inputs become float16.
+        """
         if self._cast_to is not None:
             inputs, kwargs = _cast(inputs, self._cast_to), _cast(kwargs, self._cast_to)
         self.tput_timer.start()
-        with self._timed("forward"):
+        with self._timed("forward"), contextlib.ExitStack() as stack:
+            if self._autocast is not None:
+                stack.enter_context(torch.autocast(self.device.type, self._autocast))
             return self.module(*inputs, **kwargs)
 
     def _need_optimizer(self, what: str) -> Any:
@@ -428,6 +434,10 @@ class Engine(Saving, Recording, torch.nn.Module):
     def bfloat16_enabled(self) -> bool:
         """Whether parameters are bfloat16, by the configuration."""
         return self._settings.bf16
+
+    def torch_autocast_dtype(self) -> torch.dtype | None:
+        """In which type torch.autocast runs the forward pass; None: not at all."""
+        return self._autocast
 
     def get_data_types(self) -> tuple[torch.dtype, torch.dtype]:
         """Of parameters, and of gradients."""

@@ -47,13 +47,7 @@ class ConfiguredOptimizer(SottoOptimizer):
             sotto=section,
             max_grad_norm=0.0,
         )
-        self.use_sections(sections_of(settings))
-
-
-def sections_of(settings: Settings) -> dict[str, Any]:
-    """What a configuration has beside "optimizer" and "sotto"."""
-    own = ("optimizer", "sotto")
-    return {key: value for key, value in settings.file.items() if key not in own}
+        self.use_sections(settings.sections())
 
 
 def _groups(groups: list[dict[str, Any]], in_file: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from .client import ClientOptimizer
 from .comm import configure, get_world_group, init_distributed
 from .config import Settings
 from .engine import Engine
-from .optimizer import ConfiguredOptimizer, named_groups, sections_of
+from .optimizer import ConfiguredOptimizer, named_groups
 from .ranks import meet
 from .schedule import ConfigSchedule
 
@@ -80,7 +80,7 @@ def _optimizer_of(
         return ClientOptimizer(given, names, settings, comm)
     if given._comm is not comm:
         raise InvalidArgumentError("optimizer was made with another comm than the engine's")
-    given.use_sections(sections_of(settings))
+    given.use_sections(settings.sections())
     return given
 
 
