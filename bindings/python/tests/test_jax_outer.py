@@ -259,7 +259,16 @@ def test_evaluation_events_and_votes():
         assert (outer.info().votes, outer.info().step) == (3, 8)
         flushed = outer.flush(params)
         assert outer.flush(flushed).tolist() == flushed.tolist()
-        outer.close()
+
+        def close():
+            with outer.evaluation():
+                try:
+                    raise KeyError
+                finally:
+                    outer.close()
+
+        with pytest.raises(KeyError):
+            close()
         outer.close()
         return flushed.tolist()
 

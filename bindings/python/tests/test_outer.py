@@ -92,6 +92,11 @@ def test_events_and_evaluation():
             assert (x == 2).all()
             with pytest.raises(sotto.InvalidStateError, match="anchor is in the place"):
                 outer.step()
+            with (
+                pytest.raises(sotto.InvalidStateError, match=r"evaluation\(\) inside"),
+                outer.evaluation(),
+            ):
+                pass
         assert (x == before).all()
         outer.vote(1 << comm.rank)
         outer.set(lr=0.1, loss=2.0, weight=1)
@@ -100,7 +105,20 @@ def test_events_and_evaluation():
         for _ in range(4):
             outer.step().wait()
         assert outer.info().votes == 3
-        outer.close()
+        descend(x, comm.rank)
+        before = x.copy()
+
+        def close():
+            with outer.evaluation():
+                assert (x != before).all()
+                try:
+                    raise KeyError
+                finally:
+                    outer.close()
+
+        with pytest.raises(KeyError):
+            close()
+        assert (x == before).all()
 
     thread_ranks(2, body)
 

@@ -245,13 +245,31 @@ def test_evaluation_votes_and_figures():
         with pytest.raises(KeyError):
             evaluate()
         assert equal(values(net), live)
+        with pytest.raises(sotto.InvalidStateError, match="dtype of parameter"), outer.evaluation():
+            net.half()
+        assert equal(values(net), [p.half() for p in live])
+        net.float()
+        with torch.no_grad():
+            for p, q in zip(net.parameters(), live):
+                p.copy_(q)
         outer.set(loss=1.5, weight=1)
         with pytest.raises(sotto.InvalidArgumentError, match="weight is 2; allowed: 0 or 1"):
             outer.set(weight=2)
         assert outer.info().votes == 3
         with pytest.raises(TypeError, match="save its state_dict"):
             copy.deepcopy(outer)
-        outer.close()
+
+        def close():
+            with outer.evaluation():
+                moved.data = moved.data.clone()
+                try:
+                    raise KeyError
+                finally:
+                    outer.close()
+
+        with pytest.raises(KeyError):
+            close()
+        assert equal(values(net), live)
         return anchor
 
     a, b = thread_ranks(2, body)

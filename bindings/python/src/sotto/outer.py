@@ -13,6 +13,7 @@ from ._handle import HandleOwner
 from ._registered import Registered
 from .codec import export_state, import_state, state_mode
 from .comm import Comm
+from .errors import InvalidStateError
 from .optim import Optimizer, config_text
 from .work import Work
 
@@ -117,6 +118,7 @@ class Outer(Registered):
     _create = "sotto_outer_create"
     _destroy = "sotto_outer_destroy"
     _places = "sotto_outer_set_params"
+    _swapped = False  # the anchor is in the place of the params
 
     def __init__(
         self,
@@ -166,13 +168,32 @@ class Outer(Registered):
     def evaluation(self, *, timeout: float | None = None) -> Iterator[None]:
         """The anchor is in the place of the params inside; then they are back, bit for bit.
 
-        Errors: BusyError (step in flight), the comm's own.
+        close() inside ends it. Errors: InvalidStateError (inside another), BusyError (step in
+        flight), the comm's own.
         """
+        if self._swapped:
+            raise InvalidStateError(
+                "evaluation() inside evaluation(): the anchor is in the place of the params"
+            )
         self._start("sotto_outer_swap", timeout).wait()
+        self._swapped = True
         try:
             yield
         finally:
+            self._swap_back(timeout)
+
+    def _swap_back(self, timeout: float | None = None) -> None:
+        if self._swapped:
+            self._swapped = False
             self._start("sotto_outer_swap", timeout).wait()
+
+    def close(self) -> None:
+        """Destroys the handle; inside evaluation() the params are back before. A second call does
+        nothing. Errors: as HandleOwner.close()."""
+        try:
+            self._swap_back()
+        finally:
+            super().close()
 
     def set(
         self,

@@ -63,6 +63,14 @@ def _check_inner(inner: Any) -> None:
         )
 
 
+def _restore(tensor: Tensor) -> None:
+    """A parameter that lies elsewhere than the library knows takes the values that are there, if
+    its shape is the same."""
+    here = tensor.here
+    if here.data_ptr() != tensor.registered.data_ptr() and here.shape == tensor.master.shape:
+        here.copy_(tensor.master)
+
+
 class Outer(Parameters):
     """Inner steps that send nothing, and outer ones that average what they have changed.
 
@@ -409,7 +417,9 @@ class Outer(Parameters):
     def evaluation(self) -> Iterator[None]:
         """The anchor is in the place of the parameters inside; then they are back, bit for bit.
 
-        Local. Averages under way go on. Errors: InvalidStateError (inside another), the comm's own.
+        Local. Averages under way go on. close() inside ends it. Errors: InvalidStateError (inside
+        another; at its end those of a parameter that is not as before, which has the live values
+        where its shape is that of before), the comm's own.
         """
         self._check_at_work("evaluation()")
         if self._outer is None:  # the parameters are what the first anchor will be
@@ -417,16 +427,25 @@ class Outer(Parameters):
             return
         outer = self._build()
         self._adopt()
+        with outer.evaluation():
+            self._evaluating = True
+            self._gathered.drop()
+            try:
+                yield
+            finally:
+                self._end_evaluation(outer)
+
+    @torch.no_grad()
+    def _end_evaluation(self, outer: plain.Outer) -> None:
+        if not self._evaluating:
+            return
+        self._evaluating = False
         try:
-            with outer.evaluation():
-                self._evaluating = True
-                self._gathered.drop()
-                try:
-                    yield
-                finally:
-                    self._evaluating = False
-                    self._follow()
+            self._follow()
         finally:
+            outer._swap_back()
+            for tensor in self._tensors:
+                _restore(tensor)
             self._gathered.drop()
 
     def set(
@@ -455,6 +474,8 @@ class Outer(Parameters):
     def close(self) -> None:
         """Gives the library's outer optimizer back; call it before the comm's close()."""
         try:
+            if self._outer is not None:
+                self._end_evaluation(self._outer)
             self.synchronize()
         finally:
             self._drop()
