@@ -558,6 +558,33 @@ def test_groups_are_added_before_the_first_step_alone(comm):
     outer.close()
 
 
+def test_closed_ones_do_nothing(comm):
+    """Least of all a state that has nothing, or a new outer optimizer."""
+    net = model()
+    for steps in (0, 3):
+        outer = made(net, comm)
+        train(net, outer, 0, range(steps))
+        state = outer.state_dict()
+        outer.close()
+        outer.close()
+        before = values(net)
+        for call in (
+            outer.step,
+            outer.flush,
+            outer.state_dict,
+            outer.gather_state,
+            lambda: outer.load_state_dict(state),
+            lambda: outer.evaluation().__enter__(),
+            lambda: outer.set(weight=0),
+            lambda: outer.vote(1),
+            outer.info,
+            lambda: outer.add_param_group({"params": [torch.zeros(3, requires_grad=True)]}),
+        ):
+            with pytest.raises(sotto.InvalidStateError, match="this outer optimizer is closed"):
+                call()
+        assert equal(values(net), before)
+
+
 def test_ranks_that_differ_are_told():
     def body(comm):
         net = model()

@@ -135,6 +135,7 @@ class Outer(Parameters):
     """
 
     _kind = "Outer"
+    _noun = "outer optimizer"
 
     def __init__(
         self,
@@ -199,6 +200,7 @@ class Outer(Parameters):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Before the first step alone. Errors: InvalidStateError (after it)."""
+        self._check_open()
         if self._outer is not None:
             raise InvalidStateError(
                 "parameters cannot be added after the first step; make a new optimizer"
@@ -247,6 +249,7 @@ class Outer(Parameters):
         shards.check_parts(named, self._refused)
 
     def _build(self) -> plain.Outer:
+        self._check_open()
         self.synchronize()
         self._follow()
         if self._outer is not None:
@@ -334,6 +337,7 @@ class Outer(Parameters):
                 tensor.adopt()
 
     def _check_at_work(self, what: str) -> None:
+        self._check_open()
         if self._evaluating:
             raise InvalidStateError(
                 f"{what} inside evaluation(): the anchor is in the place of the parameters"
@@ -472,12 +476,16 @@ class Outer(Parameters):
         return self._build().info()
 
     def close(self) -> None:
-        """Gives the library's outer optimizer back; call it before the comm's close()."""
+        """Gives the library's outer optimizer back; call it before the comm's close().
+
+        Afterwards steps, states and figures are InvalidStateError; a second call does nothing.
+        """
         try:
             if self._outer is not None:
                 self._end_evaluation(self._outer)
             self.synchronize()
         finally:
+            self._closed = True
             self._drop()
 
     def state_dict(self) -> dict[str, Any]:
