@@ -24,6 +24,19 @@ def comm():
 COMPRESSED = {kind: KINDS[kind] for kind in (st.OnebitAdam, st.ZeroOneAdam, st.OnebitLamb)}
 
 
+def test_a_state_of_a_closed_optimizer_is_told(comm):
+    net = model()
+    optimizer = st.AdamW(net.parameters(), comm=comm)
+    train(net, optimizer, 0, range(3))
+    optimizer.close()
+    for state in (optimizer.state_dict, optimizer.gather_state):
+        with pytest.warns(UserWarning, match=r"is closed: the state .* before close\(\)"):
+            state()
+    train(net, optimizer, 0, range(1))
+    assert optimizer.state_dict()["sotto"]["blob"] is not None
+    optimizer.close()
+
+
 @every_kind
 def test_a_rank_makes_a_state_alone_that_all_can_load(kind, recwarn):
     """As Trainer does it: rank 0 saves, every rank loads that."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -197,6 +198,7 @@ class SottoOptimizer(Groups):
         self._optim = plain.Optimizer(params, json.dumps(self._config()), comm=self._comm)
         self._sent = [self._hyper(group) for group in self.param_groups]
         self._note_untrained()
+        self._closed = False
         return self._optim
 
     def outer(self) -> Outer:
@@ -456,11 +458,11 @@ class SottoOptimizer(Groups):
         return self._build().report(kind)
 
     def close(self) -> None:
-        """Gives the library's optimizer back; call it before the comm's close()."""
-        try:
-            self.synchronize()
-        finally:
-            self._drop()
+        """Gives the library's optimizer back; call it before the comm's close().
+
+        A step afterwards begins anew, without moments and step number.
+        """
+        super().close()
 
     def state_dict(self) -> dict[str, Any]:
         """Parameter groups as in torch, and under "sotto" everything that the library keeps.
@@ -512,6 +514,12 @@ class SottoOptimizer(Groups):
         for group in state["param_groups"]:
             group.pop(MASK, None)
         state["sotto"] = states.description(self)
+        if self._closed:
+            warnings.warn(
+                "the optimizer is closed: the state has its parameter groups alone, without "
+                "parameters, moments and step number; make states before close()",
+                stacklevel=3,
+            )
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

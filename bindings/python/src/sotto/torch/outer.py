@@ -135,7 +135,6 @@ class Outer(Parameters):
     """
 
     _kind = "Outer"
-    _noun = "outer optimizer"
 
     def __init__(
         self,
@@ -247,6 +246,10 @@ class Outer(Parameters):
 
     def _check_parts(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         shards.check_parts(named, self._refused)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidStateError("this outer optimizer is closed")
 
     def _build(self) -> plain.Outer:
         self._check_open()
@@ -483,10 +486,8 @@ class Outer(Parameters):
         try:
             if self._outer is not None:
                 self._end_evaluation(self._outer)
-            self.synchronize()
         finally:
-            self._closed = True
-            self._drop()
+            super().close()
 
     def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's, and under "sotto" what the library keeps, as a tensor of bytes.

@@ -25,18 +25,26 @@ class Parameters(torch.optim.Optimizer):
     _untrained: list[tuple[str, torch.Tensor]]  # those that the library does not have
     _known: frozenset[int]  # the ids of both
     _replaced: Replaced
-    _noun = "optimizer"
-    _closed = False
+    _closed = False  # close() was called, and nothing made anew since
 
     def _forget(self) -> None:
         """Nothing is registered with the library."""
         self._tensors, self._untrained = [], []
         self._loaded, self._known = frozenset(), frozenset()
 
-    def _check_open(self) -> None:
-        """Errors: InvalidStateError (close() was called)."""
-        if self._closed:
-            raise InvalidStateError(f"this {self._noun} is closed")
+    def synchronize(self) -> None:
+        raise NotImplementedError
+
+    def _drop(self) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Gives the library's part back; call it before the comm's close()."""
+        try:
+            self.synchronize()
+        finally:
+            self._closed = True
+            self._drop()
 
     def _names(self) -> list[list[str]]:
         """A name for every parameter of every group."""
