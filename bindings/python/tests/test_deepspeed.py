@@ -466,7 +466,8 @@ def rank_trains(comm):
     dist.init_process_group(
         "gloo", init_method=meeting_file(), rank=comm.rank, world_size=comm.size
     )
-    engine, *_ = sd.initialize(model=Loss(), config={"optimizer": LAMB})
+    config = {"optimizer": LAMB, "sotto": {"transport": "shm"}}  # the comm of auto is tcp's
+    engine, *_ = sd.initialize(model=Loss(), config=config)
     assert sotto.default_comm() is engine.comm
     run(engine, comm.rank, range(6))
     mine = torch.cat([p.detach().flatten() for p in engine.parameters()])

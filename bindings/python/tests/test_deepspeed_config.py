@@ -116,8 +116,7 @@ def test_warm_up_may_be_a_share_of_the_steps(arguments, steps, comm):
     ],
 )
 def test_configurations_that_are_refused(config, text, comm, monkeypatch):
-    monkeypatch.setattr(sd.start, "meet", lambda *_: comm)
-    monkeypatch.setattr(sd.start, "_join", lambda *_: None)
+    monkeypatch.setattr(sd.start, "_join", lambda *_: comm)
     with pytest.raises(sotto.SottoError, match=text):
         sd.initialize(model=Loss(), config=config)
 

@@ -55,7 +55,8 @@ def init_distributed(
     init_method:        as for torch.distributed.init_process_group; with it rank and world_size
     dist_init_required: None: as needed; False: there has to be a group; True: as None, since a
                         group that is there serves
-    config:             an object or dict with "comms_logger": see configure()
+    config:             an object or dict with "comms_logger": see configure(); "sotto":
+                        {"transport"} of a dict is that of the comm
     Errors: InvalidStateError (dist_init_required is False and there is no group),
     InvalidArgumentError (backend, timeout; no launcher: lists what was looked for).
     """
@@ -82,6 +83,7 @@ def init_distributed(
         rank=rank,
         world_size=world_size,
         discover=auto_mpi_discovery,
+        transport=ranks.transport_in(config),
     )
     if verbose and dist.get_rank() == 0:
         logger.info("%d ranks, torch's process group by %s", dist.get_world_size(), backend)

@@ -82,8 +82,7 @@ class Settings:
 
     def __init__(self, config: Any, auto: Any, world_size: int) -> None:
         self._world_size = world_size
-        if isinstance(config, str) and not config.lstrip().startswith("{") and _is_file(config):
-            config = Path(config)
+        config = source_of(config)
         share = None
         if auto is not None and not isinstance(auto, Mapping):
             share = _warmup_share(auto)
@@ -219,5 +218,9 @@ def _is_torchs_schedule(kind: str, _: Mapping[str, Any]) -> bool:
     return isinstance(found, type) and issubclass(found, schedules.LRScheduler)
 
 
-def _is_file(text: str) -> bool:
-    return "\n" not in text and len(text) < 4096 and Path(text).exists()
+def source_of(config: Any) -> Any:
+    """A configuration as config_resolve() takes it: text that is a file's path becomes one."""
+    if not isinstance(config, str) or config.lstrip().startswith("{"):
+        return config
+    is_file = "\n" not in config and len(config) < 4096 and Path(config).exists()
+    return Path(config) if is_file else config

@@ -9,10 +9,11 @@ import torch
 
 from ..comm import Comm
 from ..errors import InvalidArgumentError, UnsupportedError
+from ..optim import config_resolve
 from ..torch.averagers import zero_reason
 from ..torch.base import SottoOptimizer
-from .config import Settings
-from .ranks import meet
+from .config import Settings, source_of
+from .ranks import meet, transport_in
 
 # What a parameter group may have for itself, of the keys that its type has.
 GROUP_KEYS = ("lr", "betas", "eps", "weight_decay", "max_coeff", "min_coeff")
@@ -103,7 +104,8 @@ def optimizer_from_config(
     Errors: InvalidArgumentError (names the key; ZeRO stages with a 1-bit type), UnsupportedError
     (names what is not built), those of the comm.
     """
-    comm = meet(comm, None)
+    if comm is None:
+        comm = meet(None, None, transport=transport_in(config_resolve(source_of(config))))
     settings = Settings(config, auto, comm.size)
     if settings.report["optimizer"] is not None:
         _check_stage(settings)

@@ -15,6 +15,7 @@ from .. import group
 from ..comm import Comm
 from ..errors import InvalidArgumentError, InvalidStateError
 from ..launch import detect
+from ..optim import config_report
 from ..torch.groups import comm_of_process_group
 
 DEFAULT_PORT = 29500  # deepspeed.constants.TORCH_DISTRIBUTED_DEFAULT_PORT
@@ -30,15 +31,34 @@ LOCAL_SIZES = (
 )
 
 
-def meet(comm: Comm | None, mpu: Any, timeout: float | None = None) -> Comm:
+def transport_in(config: Any) -> str | None:
+    """sotto.transport of a configuration that is a dict; None: it names none.
+
+    Errors: InvalidArgumentError (no transport's name).
+    """
+    section = config.get("sotto") if isinstance(config, Mapping) else None
+    if not isinstance(section, Mapping) or section.get("transport") is None:
+        return None
+    report = config_report({"sotto": {"transport": section["transport"]}})
+    return str(report["sotto"]["transport"])
+
+
+def meet(
+    comm: Comm | None, mpu: Any, timeout: float | None = None, transport: str | None = None
+) -> Comm:
     """The comm of the data-parallel ranks; made, collectively, if there is none.
+
+    transport: of the comm, if it is made; None: SOTTO_TRANSPORT.
 
     In this order: comm; mpu.get_data_parallel_group(), a process group of torch; the default comm;
     the ranks of torch's process group, if it is initialised; those that the launcher started
     (torchrun, sotto-run, Open MPI, MPICH, Slurm). The last two become the default comm.
     """
     if comm is None and mpu is not None:
-        return comm_of_process_group(mpu.get_data_parallel_group(), timeout=timeout)
+        data_parallel = mpu.get_data_parallel_group()
+        return comm_of_process_group(data_parallel, timeout=timeout, transport=transport)
+    if comm is None and transport is not None and not has_comm():
+        return group.init_process_group(timeout=timeout, transport=transport)
     return group.meet(comm, timeout)
 
 
@@ -122,11 +142,12 @@ def join(
     rank: int = -1,
     world_size: int = -1,
     discover: bool = True,
+    transport: str | None = None,
 ) -> None:
     """Makes torch's process group, and the default comm of the same ranks. Collective.
 
     Afterwards RANK, WORLD_SIZE and LOCAL_RANK are in the environment, whichever the launcher was.
-    discover: whether other launchers than torchrun are looked for.
+    discover: whether other launchers than torchrun are looked for. transport: as for meet().
     """
     if not dist.is_backend_available(backend):
         allowed = [name for name in dist.Backend.backend_list if dist.is_backend_available(name)]
@@ -134,6 +155,7 @@ def join(
             f"dist_backend is {backend!r}, which PyTorch has not; allowed: {', '.join(allowed)}"
         )
     limit = DEFAULT_TIMEOUT if timeout is None else timeout
+    seconds = None if timeout is None else timeout.total_seconds()
     if discover and init_method is None:
         _complete_environment(os.environ, port)
     if init_method is not None or (_by_torch(os.environ) or not discover):
@@ -141,7 +163,7 @@ def join(
             backend, init_method=init_method, timeout=limit, rank=rank, world_size=world_size
         )
     else:
-        comm = group.meet(None, None if timeout is None else timeout.total_seconds())
+        comm = meet(None, None, seconds, transport)
         dist.init_process_group(
             backend,
             store=_store_of(comm, limit),
@@ -150,7 +172,7 @@ def join(
             timeout=limit,
         )
     if not has_comm():
-        group.init_process_group(timeout=None if timeout is None else timeout.total_seconds())
+        group.init_process_group(timeout=seconds, transport=transport)
     os.environ.setdefault("RANK", str(dist.get_rank()))
     os.environ.setdefault("WORLD_SIZE", str(dist.get_world_size()))
     os.environ.setdefault("LOCAL_RANK", str(local_rank(dist.get_rank())))

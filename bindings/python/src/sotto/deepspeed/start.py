@@ -10,13 +10,14 @@ from torch.utils.data import DataLoader
 
 from ..comm import Comm
 from ..errors import InvalidArgumentError, UnsupportedError
+from ..optim import config_resolve
 from ..torch.base import SottoOptimizer
 from ..torch.values import broadcast_parameters, check_parameters
 from . import lr_schedules, ranks
 from .arguments import pick
 from .client import ClientOptimizer
 from .comm import configure, get_world_group, init_distributed
-from .config import Settings
+from .config import Settings, source_of
 from .engine import Engine
 from .optimizer import ConfiguredOptimizer, named_groups
 from .ranks import meet
@@ -109,10 +110,17 @@ def _schedule_of(given: Any, optimizer: Any, settings: Settings) -> Any:
     return ConfigSchedule(optimizer, kind)
 
 
-def _join(comm: Comm | None, mpu: Any, port: int, required: bool | None) -> None:
-    """torch's process group, as DeepSpeed makes it, unless the caller says which ranks average."""
-    if comm is None and mpu is None and not ranks.has_comm():
-        init_distributed(distributed_port=port, dist_init_required=required)
+def _join(comm: Comm | None, mpu: Any, port: int, required: bool | None, config: Any) -> Comm:
+    """The comm of the ranks that average, with the configuration's transport if it is made here.
+
+    torch's process group is made too, as in DeepSpeed, unless the caller says which ranks average.
+    """
+    if comm is not None:
+        return comm
+    file = config_resolve(source_of(config))
+    if mpu is None and not ranks.has_comm():
+        init_distributed(distributed_port=port, dist_init_required=required, config=file)
+    return meet(comm, mpu, transport=ranks.transport_in(file))
 
 
 def _args_of(args: Any, engine: Engine) -> None:
@@ -162,7 +170,8 @@ def initialize(
     mesh_param:         refused: sequence parallelism
     comm:               the ranks that average; None: mpu's, else the default comm, else those of
                         torch's process group, if it is initialised, else the launcher's, which then
-                        make torch's process group too
+                        make torch's process group too. A comm that is made here has the transport
+                        of "sotto": {"transport"}
     auto:               what takes the place of values "auto": a dict by path,
                         {"optimizer.params.lr": 1e-3}, or an object with the attributes of
                         transformers.TrainingArguments
@@ -186,8 +195,7 @@ def initialize(
         )
     config = pick(args, config, config_params)
     chosen = comm is not None or mpu is not None
-    _join(comm, mpu, distributed_port, dist_init_required)
-    comm = meet(comm, mpu)
+    comm = _join(comm, mpu, distributed_port, dist_init_required, config)
     settings = Settings(config, auto, comm.size)
     settings.check_groups(chosen)
     if lr_scheduler is not None:
