@@ -33,6 +33,7 @@ class Parameters(torch.optim.Optimizer):
         self._loaded, self._known = frozenset(), frozenset()
 
     def synchronize(self) -> None:
+        """Waits until the last step has ended on its CUDA device. Errors: those of the step."""
         raise NotImplementedError
 
     def _drop(self) -> None:

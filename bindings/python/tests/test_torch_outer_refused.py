@@ -1,0 +1,148 @@
+"""What outer optimizers around torch's refuse."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed in this Python")
+
+from test_torch_optim import model, train  # noqa: E402
+from test_torch_outer import INNER, MEAN, equal, made, thread_ranks, values  # noqa: E402
+
+import sotto  # noqa: E402
+import sotto.torch as st  # noqa: E402
+
+
+@pytest.fixture
+def comm():
+    with sotto.create_comm(world_size=1, cpu_threads=1) as comm:
+        yield comm
+
+
+class ZeroRedundancyOptimizer(torch.optim.SGD):
+    """Of the name of torch's."""
+
+
+def test_bad_input(comm):
+    net = model()
+    sgd = INNER["plain"](net.parameters())
+    for inner, error, text in (
+        (list(net.parameters()), sotto.InvalidArgumentError, "is of type list; it has to be a"),
+        (st.Outer(sgd, comm=comm), sotto.InvalidArgumentError, "inner_optimizer is an Outer"),
+        (
+            st.ZeroOneAdam(net.parameters(), comm=comm),
+            sotto.UnsupportedError,
+            "is a ZeroOneAdam, which is not supported: 0/1 Adam has local steps",
+        ),
+        (
+            ZeroRedundancyOptimizer(net.parameters()),
+            sotto.UnsupportedError,
+            "is a ZeroRedundancyOptimizer, which is not supported: every rank updates a shard",
+        ),
+    ):
+        with pytest.raises(error, match=text):
+            st.Outer(inner, comm=comm)
+    for keys, error, text in (
+        ({"perid": 3}, sotto.InvalidArgumentError, "perid: unknown key; the nearest one is period"),
+        ({"period": 0}, sotto.InvalidArgumentError, "period: found 0"),
+        (
+            {"period": 4, "delay": 5},
+            sotto.InvalidArgumentError,
+            "found delay 5 with period 4, allowed is 0 to the period",
+        ),
+        ({"preset": "local_sgd"}, sotto.InvalidArgumentError, "period: missing"),
+        ({"preset": "co3"}, sotto.InvalidArgumentError, 'preset: found "co3", allowed is one of'),
+        (
+            {"freshness": 1, "form": "anchor_diff"},
+            sotto.InvalidArgumentError,
+            "found form anchor_diff with freshness",
+        ),
+    ):
+        with pytest.raises(error, match=text):
+            st.Outer(sgd, comm=comm, **keys)
+    for p in net.parameters():
+        p.requires_grad_(False)
+    with pytest.raises(sotto.InvalidStateError, match="nothing to train"):
+        st.Outer(sgd, comm=comm).step()
+    double = torch.nn.Linear(2, 2).double()
+    with pytest.raises(sotto.UnsupportedError, match="is torch.float64; allowed: float32"):
+        made(double, comm).step()
+
+
+def test_flat_parameters_are_refused(comm):
+    import torch.distributed as dist
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        net = FullyShardedDataParallel(model(), device_id=torch.device("cpu"))
+        with pytest.raises(sotto.UnsupportedError, match="belongs to FSDP: .* use fully_shard of"):
+            made(net, comm)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_groups_are_added_before_the_first_step_alone(comm):
+    net = model()
+    outer = st.Outer(INNER["plain"](net[0].parameters()), comm=comm)
+    outer.add_param_group({"params": net[2].parameters(), "lr": 0.5})
+    assert [len(group["params"]) for group in outer.inner.param_groups] == [2, 2]
+    train(net, outer, 0, range(1))
+    assert len(outer._tensors) == 4
+    with pytest.raises(sotto.InvalidStateError, match="after the first step"):
+        outer.add_param_group({"params": [torch.zeros(3, requires_grad=True)]})
+    state = outer.state_dict()
+    outer.inner.add_param_group({"params": [torch.zeros(3, requires_grad=True)]})
+    before = values(net)
+    for call in (outer.step, outer.flush, outer.state_dict, lambda: outer.load_state_dict(state)):
+        with pytest.raises(sotto.InvalidStateError, match='"param4" of group 2 was added after'):
+            call()
+    assert equal(values(net), before)  # no inner step
+    outer.inner.param_groups.pop()
+    train(net, outer, 0, range(1))
+    outer.inner.param_groups[0]["params"][1] = torch.zeros(20, requires_grad=True)
+    with pytest.raises(sotto.InvalidStateError, match='"param1" of group 0 was added after'):
+        outer.step()
+    outer.close()
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_closed_ones_do_nothing(steps, comm):
+    """Least of all a state that has nothing, or a new outer optimizer."""
+    net = model()
+    outer = made(net, comm)
+    train(net, outer, 0, range(steps))
+    state = outer.state_dict()
+    outer.close()
+    outer.close()
+    before = values(net)
+    for call in (
+        outer.step,
+        outer.flush,
+        outer.state_dict,
+        outer.gather_state,
+        lambda: outer.load_state_dict(state),
+        lambda: outer.evaluation().__enter__(),
+        lambda: outer.set(weight=0),
+        lambda: outer.vote(1),
+        outer.info,
+        lambda: outer.add_param_group({"params": [torch.zeros(3, requires_grad=True)]}),
+    ):
+        with pytest.raises(sotto.InvalidStateError, match="this outer optimizer is closed"):
+            call()
+    assert equal(values(net), before)
+
+
+def test_ranks_that_differ_are_told():
+    def body(comm):
+        net = model()
+        with torch.no_grad():
+            net[2].bias.add_(comm.rank)
+        outer = made(net, comm, **MEAN)
+        before = values(net)
+        with pytest.raises(sotto.ProtocolError, match="param3"):
+            train(net, outer, comm.rank, [0])
+        assert equal(values(net), before)  # no inner step
+        st.broadcast_parameters(net, comm=comm)
+        train(net, outer, comm.rank, [0])
+        outer.close()
+
+    thread_ranks(2, body)
