@@ -131,6 +131,35 @@ def test_closed_ones_do_nothing(steps, comm):
     assert equal(values(net), before)
 
 
+@pytest.mark.parametrize("steps", [0, 3])
+def test_dcp_has_no_place_for_states(steps, comm):
+    """It makes a step to have a state, and keeps nothing of one but torch's own entries."""
+    from torch.distributed.checkpoint import state_dict as dcp
+
+    net = model()
+    theirs = dcp.get_optimizer_state_dict(net, INNER["plain"](net.parameters()))
+    for optimizer in (
+        made(net, comm),
+        made(net, comm, "sgd"),
+        st.AdamW(net.parameters(), comm=comm),
+    ):
+        train(net, optimizer, 0, range(steps))
+        optimizer.zero_grad()
+        before = values(net)
+        rate = optimizer.param_groups[0]["lr"]
+        for call in (
+            lambda one: dcp.get_state_dict(net, one),
+            lambda one: dcp.get_optimizer_state_dict(net, one),
+            lambda one: dcp.set_optimizer_state_dict(net, one, theirs),
+        ):
+            with pytest.raises(sotto.UnsupportedError, match=r"save state_dict\(\) itself"):
+                call(optimizer)
+        assert optimizer.param_groups[0]["lr"] == rate
+        assert equal(values(net), before)
+        assert optimizer.info().step == steps
+        optimizer.close()
+
+
 def test_ranks_that_differ_are_told():
     def body(comm):
         net = model()

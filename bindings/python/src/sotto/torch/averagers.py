@@ -270,28 +270,3 @@ def zero_reason(stage: Any, name: str) -> str:
         f"{name} averages the same elements on all ranks and keeps their whole state on each; set "
         "stage 0"
     )
-
-
-def is_rehearsal() -> bool:
-    """Whether step() was called by DeepSpeed to make an optimizer allocate its state.
-
-    Its 16-bit wrappers do that once with zero gradients, in their constructors. Here that would be
-    an update: weight decay, moments and schedules would move.
-    Errors: UnsupportedError (a wrapper of ZeRO).
-    """
-    if "deepspeed.runtime.engine" not in sys.modules:
-        return False
-    frame = sys._getframe(1)
-    for _ in range(8):
-        if frame.f_back is None:
-            return False
-        frame = frame.f_back
-        if frame.f_code.co_name == "initialize_optimizer_states":
-            wrapper = type(frame.f_locals.get("self"))
-            if wrapper.__name__ not in ("FP16_UnfusedOptimizer", "FP16_Optimizer"):
-                raise UnsupportedError(
-                    f"this optimizer was given to DeepSpeed's {wrapper.__name__}: "
-                    + zero_reason("not 0", "it")
-                )
-            return True
-    return False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -27,8 +26,8 @@ from .averagers import (
     ddp_averages,
     ddp_modules,
     deepspeed_engine,
-    is_rehearsal,
 )
+from .callers import check_keeps_states, is_dcp_rehearsal, is_rehearsal
 from .gradients import Gradients, Tensor
 from .hyper import CONSTANTS, Groups
 from .moments import converted
@@ -292,7 +291,7 @@ class SottoOptimizer(Groups):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._optim is None and is_rehearsal():
+        if (self._optim is None and is_rehearsal()) or is_dcp_rehearsal():
             return loss
         scaled = Scaled.of(self)
         if scaled is None or scaled.agree():
@@ -473,6 +472,7 @@ class SottoOptimizer(Groups):
         dtype, device or shape of a parameter, or one that was added), those of the last step on a
         CUDA device.
         """
+        check_keeps_states()
         self.synchronize()
         self._follow_groups()
         state = self._groups_state()
@@ -514,12 +514,7 @@ class SottoOptimizer(Groups):
         for group in state["param_groups"]:
             group.pop(MASK, None)
         state["sotto"] = states.description(self)
-        if self._closed:
-            warnings.warn(
-                "the optimizer is closed: the state has its parameter groups alone, without "
-                "parameters, moments and step number; make states before close()",
-                stacklevel=3,
-            )
+        self._warn_if_closed()
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -535,6 +530,7 @@ class SottoOptimizer(Groups):
         Errors: InvalidArgumentError (another optimizer or model: names what differs; "exact":
         another rank or number of ranks; of another optimizer what this one has not, as amsgrad).
         """
+        check_keeps_states()
         self._follow_groups()
         own = "sotto" in state_dict
         if not own:

@@ -20,6 +20,7 @@ from . import outer_state as states
 from . import shards
 from .averagers import check_local, ddp_over_ranks_of, deepspeed_engine
 from .base import SottoOptimizer
+from .callers import check_keeps_states, is_dcp_rehearsal
 from .dtensors import Gathered, least, local, meshes_of
 from .gradients import Tensor
 from .parameters import Parameters
@@ -367,6 +368,8 @@ class Outer(Parameters):
         counted.
         """
         self._check_at_work("step()")
+        if is_dcp_rehearsal():
+            return None
         outer = self._build()
         check_local(self._ddp)
         self._check_untrained()
@@ -500,6 +503,7 @@ class Outer(Parameters):
         Errors: InvalidStateError (inside evaluation()), those of the last step on a CUDA device.
         """
         self._check_at_work("state_dict()")
+        check_keeps_states()
         self.synchronize()
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
@@ -526,6 +530,7 @@ class Outer(Parameters):
         (inside evaluation()).
         """
         self._check_at_work("load_state_dict()")
+        check_keeps_states()
         self.synchronize()
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, dict(state_dict)) or state_dict

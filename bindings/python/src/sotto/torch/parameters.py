@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from operator import itemgetter
@@ -46,6 +47,14 @@ class Parameters(torch.optim.Optimizer):
         finally:
             self._closed = True
             self._drop()
+
+    def _warn_if_closed(self) -> None:
+        if self._closed:
+            warnings.warn(
+                "the optimizer is closed: the state has its parameter groups alone, without "
+                "parameters, moments and step number; make states before close()",
+                stacklevel=4,
+            )
 
     def _names(self) -> list[list[str]]:
         """A name for every parameter of every group."""
