@@ -1,5 +1,6 @@
 """sotto.deepspeed without DeepSpeed: engine and configuration."""
 
+import copy
 import json
 import types
 
@@ -308,6 +309,78 @@ def test_training_data_is_shared_out():
     mine, others = thread_ranks(2, body)
     assert [len(x) for x in mine + others] == [2] * 6
     assert sorted(x for part in mine + others for x in part) == list(range(12))
+
+
+class Heads(torch.nn.Module):
+    """A model of several tasks: every rank has one of them, and the last head is nobody's."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Linear(20, 4)
+        self.heads = torch.nn.ModuleList(torch.nn.Linear(4, 1) for _ in range(3))
+
+    def forward(self, x, task):
+        return self.heads[task](torch.tanh(self.body(x))).square().mean()
+
+
+HEADS = Heads()  # ranks are threads: they share torch's random numbers
+HYPER = {"lr": 0.01, "weight_decay": 0.5}
+
+
+@pytest.mark.parametrize("kind", ["file", "accumulates", "fused", "deepspeeds engine"])
+def test_a_rank_may_use_a_part_of_the_model(kind):
+    """What has no gradient on a rank has zeros there, as in DeepSpeed's average."""
+    net = copy.deepcopy(HEADS)
+    theirs = torch.optim.AdamW(net.parameters(), **HYPER)
+    for step in range(4):
+        theirs.zero_grad(set_to_none=False)
+        for p in net.parameters():
+            p.grad = torch.zeros_like(p)
+        for rank in range(2):
+            (net(batch(rank, step)[0], rank) / 2).backward()
+        theirs.step()
+    wanted = [p.detach() for p in net.parameters()]
+
+    def body(comm):
+        net = copy.deepcopy(HEADS)
+        parts = 2 if kind == "accumulates" else 1
+        adam = {"optimizer": {"type": "AdamW", "params": HYPER}}
+        if kind == "deepspeeds engine":  # which is told to leave averaging to the optimizer
+            optimizer = sd.optimizer_from_config(net, adam, comm=comm)
+            optimizer._adopted = True
+        else:
+            config = {"train_micro_batch_size_per_gpu": 16, "gradient_accumulation_steps": parts}
+            fused = sd.ops.adam.FusedAdam(net.parameters(), **HYPER, comm=comm)
+            if kind != "fused":
+                config, fused = {**config, **adam}, None
+            engine, optimizer, _, _ = start(comm, config, net, optimizer=fused)
+        for step in range(4):
+            for _ in range(parts):
+                loss = net(batch(comm.rank, step)[0], comm.rank)
+                if kind == "deepspeeds engine":
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                else:
+                    engine.backward(loss)
+                    engine.step()
+        got = [p.detach().clone() for p in net.parameters()]
+        optimizer.close()
+        return got
+
+    for got in thread_ranks(2, body):
+        for p, q in zip(got, wanted):
+            torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_without_backward_changes_nothing(comm):
+    engine, *_ = start(comm, {"optimizer": {"type": "AdamW", "params": HYPER}})
+    run(engine, 0, range(2))
+    before = parameters(engine)
+    with pytest.warns(UserWarning, match="backward\\(\\) was not called"):
+        engine.step()
+    assert all(torch.equal(p, q) for p, q in zip(before, parameters(engine)))
+    engine.close()
 
 
 def test_no_sync_adds_up(comm):

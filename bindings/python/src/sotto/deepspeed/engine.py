@@ -20,6 +20,7 @@ from .client import ClientOptimizer
 from .config import Settings
 from .loader import DeepSpeedDataLoader, sampler_of
 from .members import member, refuse, value_at
+from .optimizer import fill_gradients
 from .recording import Recording
 from .saving import Saving
 from .schedule import ConfigSchedule
@@ -267,6 +268,7 @@ class Engine(Saving, Recording, torch.nn.Module):
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
         """Takes the micro-batch; at a boundary averages over ranks and updates. Collective.
 
+        A parameter that backward() has not reached on this rank has a gradient of zeros.
         lr_kwargs: for a lr_scheduler of the caller. Errors: NonfiniteError (nothing was updated;
         with a dynamic loss scale the step is skipped instead), the comm's own.
         """
@@ -290,6 +292,8 @@ class Engine(Saving, Recording, torch.nn.Module):
         overlap = self._overlap
         begun = overlap is not None and overlap._begun()
         before = overlap._steps_before if begun and overlap else self.optimizer.info().step
+        if not begun and isinstance(self.optimizer, SottoOptimizer):
+            fill_gradients(self.optimizer)
         self.optimizer.step()
         self._taken = 0
         self.zero_grad()
