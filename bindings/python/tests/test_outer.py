@@ -214,6 +214,16 @@ def test_bad_input():
                 {"optimizer": {"type": "ZeroOneAdam"}, "sotto": {"outer": {"preset": "co2"}}},
                 comm=comm,
             )
+        for config, where in (
+            ({"period": {3}}, "period is of type set"),
+            ({"beta": np.zeros(2)}, "beta is of type ndarray"),
+            ({"sotto": {"outer": {"fragments": [[0], [object]]}}}, r"outer.fragments\[1\]\[0\] is"),
+        ):
+            with pytest.raises(sotto.InvalidArgumentError, match=f"{where}.*; allowed: a number"):
+                Outer([x], config, comm=comm)
+        scalars = {"period": np.int64(3), "auto_floor": np.False_, "beta": np.array(0.5)}
+        with Outer([x], scalars, comm=comm) as outer:
+            assert outer.info().period == 3
         x.flags.writeable = False
         with pytest.raises(sotto.InvalidArgumentError, match="read-only"):
             Outer([x], comm=comm)

@@ -43,6 +43,8 @@ def test_bad_input(comm):
     for keys, error, text in (
         ({"perid": 3}, sotto.InvalidArgumentError, "perid: unknown key; the nearest one is period"),
         ({"period": 0}, sotto.InvalidArgumentError, "period: found 0"),
+        ({"period": torch.tensor(0)}, sotto.InvalidArgumentError, "period: found 0"),
+        ({"beta": {0.5}}, sotto.InvalidArgumentError, "outer.beta is of type set; allowed: a"),
         (
             {"period": 4, "delay": 5},
             sotto.InvalidArgumentError,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes as c
-import json
 from typing import TYPE_CHECKING, Any
 
 from . import _abi as abi
 from ._buffers import Buffers
 from ._handle import HandleOwner
+from ._json import json_text
 from ._lib import Library, interruptible
 from .errors import InternalError, InvalidArgumentError
 
@@ -76,7 +76,7 @@ class Codec(HandleOwner):
         arrays = Buffers(like, "like", writable=False)
         self.settings = {"type": kind, **options}
         handle = c.c_void_p()
-        text = json.dumps(self.settings).encode()
+        text = json_text(self.settings).encode()
         comm._lib.call(
             "sotto_codec_create", comm._handle, text, arrays.array, arrays.n, c.byref(handle)
         )

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 from . import _abi as abi
 from ._buffers import Buffers, View, buffer_of, view_of
 from ._frameworks import await_current_stream, bytes_of_bools
+from ._json import json_text
 from ._lib import interruptible, library
 from ._registered import Registered
 from .codec import export_state, import_state, state_mode
@@ -69,7 +70,7 @@ def config_text(
             raise InvalidArgumentError(
                 "config and kind are both given; an optimizer is described by one of them"
             )
-        return json.dumps({"optimizer": {"type": kind, "params": dict(hyper or {})}})
+        return json_text({"optimizer": {"type": kind, "params": dict(hyper or {})}})
     if hyper:
         raise InvalidArgumentError(
             f"hyper-parameters ({', '.join(hyper)}) are given without kind; a "
@@ -80,7 +81,7 @@ def config_text(
     if isinstance(config, os.PathLike):
         with open(config, encoding="utf-8") as file:
             return file.read()
-    return config if isinstance(config, str) else json.dumps(config)
+    return config if isinstance(config, str) else json_text(config)
 
 
 def config_report(config: Any, *, world_size: int = 0, n_params: int = 0) -> dict[str, Any]:
@@ -104,7 +105,7 @@ def config_resolve(config: Any, values: Mapping[str, Any] | None = None) -> dict
     has something else, or nothing, are not used; an "auto" without a value stays, and is refused
     where it matters. Errors: InvalidArgumentError (no JSON: line and column).
     """
-    given = json.dumps(dict(values or {})).encode()
+    given = json_text(dict(values or {})).encode()
     text = library().text("sotto_config_resolve", config_text(config).encode(), given)
     return cast("dict[str, Any]", json.loads(text))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -194,7 +193,7 @@ class SottoOptimizer(Groups):
             self._tensors, self._gradient_dtype(trained), local=self._kind == "ZeroOneAdam"
         )
         params = self._gradients.registered()
-        self._optim = plain.Optimizer(params, json.dumps(self._config()), comm=self._comm)
+        self._optim = plain.Optimizer(params, self._config(), comm=self._comm)
         self._sent = [self._hyper(group) for group in self.param_groups]
         self._note_untrained()
         self._closed = False
