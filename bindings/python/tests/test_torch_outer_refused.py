@@ -162,6 +162,32 @@ def test_dcp_has_no_place_for_states(steps, comm):
         optimizer.close()
 
 
+def test_an_overlap_averages_what_inner_steps_need():
+    def body(comm):
+        net = model()
+        outer = made(net, comm, **MEAN)
+        with pytest.raises(sotto.InvalidArgumentError, match="is of type Outer; allowed is one of"):
+            st.Overlap(net, optimizer=outer)
+        alone = comm.split(comm.rank)
+        for ranks, ddp in ((comm, False), (comm, True), (alone, False)):
+            other = st.Outer(INNER["plain"](net.parameters()), comm=comm, ddp=ddp, **MEAN)
+            with st.Overlap(net, comm=ranks):
+                before = values(net)
+                if ranks is comm and not ddp:
+                    with pytest.raises(
+                        sotto.InvalidStateError, match="averages the gradients .*ddp=True"
+                    ):
+                        train(net, other, comm.rank, [0])
+                    assert equal(values(net), before)
+                else:
+                    train(net, other, comm.rank, range(2))
+                    assert other.info().step == 2
+            other.close()
+        alone.close()
+
+    thread_ranks(2, body)
+
+
 def test_ranks_that_differ_are_told():
     def body(comm):
         net = model()

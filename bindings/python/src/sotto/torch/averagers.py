@@ -132,6 +132,14 @@ def check_ddp(modules: Sequence[Any], averaged: Sequence[bool] | None, comm: Com
                 )
 
 
+def share_ranks(these: Comm, those: Comm) -> bool:
+    """Whether two comms have several ranks in common, or may have: it is not known of all comms."""
+    if these.size == 1 or those.size == 1:
+        return False
+    mine, theirs = these._framework_ranks, those._framework_ranks
+    return mine is None or theirs is None or len(set(mine) & set(theirs)) > 1
+
+
 def ddp_over_ranks_of(comm: Comm, params: Iterable[torch.Tensor]) -> list[Any]:
     """The DistributedDataParallel modules of parameters that average over several ranks of a comm.
 

@@ -92,9 +92,9 @@ class Outer(Parameters):
             hide it; None: the preset's
     codec:  of what is averaged: a type, "onebit" for one, or a dict; None: the preset's
     comm:   as for the other optimizers here; None: the default comm, or of torch's process group
-    ddp:    True: DistributedDataParallel around the model, or a mesh over which parameters are
-            replicated, averages gradients too, over the ranks of a host for one. Without it that is
-            an error where it averages over ranks of the comm
+    ddp:    True: DistributedDataParallel around the model, an Overlap, or a mesh over which
+            parameters are replicated, averages gradients too, over the ranks of a host for one.
+            Without it that is an error where it averages over ranks of the comm
     hierarchy: of averages: "sharded", "leader" or "auto" have two levels (docs/hierarchy.md)
     keys:   delay, alpha, beta, merge and all other keys of the section "sotto": {"outer": {...}}
 

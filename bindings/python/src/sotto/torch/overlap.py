@@ -18,9 +18,10 @@ from ..comm import Comm
 from ..errors import InvalidArgumentError, InvalidStateError, UnsupportedError
 from ..group import meet
 from ..work import Work
-from .averagers import check_whole, ddp_modules
+from .averagers import check_whole, ddp_modules, share_ranks
 from .base import SottoOptimizer
 from .gradients import check_param
+from .outer import Outer
 
 MIB = 1 << 20
 
@@ -191,6 +192,12 @@ class Overlap:
 
     def _make(self, comm: Comm | None) -> plain.Overlap:
         if self._optimizer is not None:
+            if not isinstance(self._optimizer, SottoOptimizer):
+                raise InvalidArgumentError(
+                    f"optimizer is of type {type(self._optimizer).__qualname__}; allowed is one of "
+                    "sotto.torch that averages gradients: Adam, AdamW, Lamb, Lion, OnebitAdam, "
+                    "OnebitLamb. Before others Overlap(model) averages them"
+                )
             if comm is not None:
                 raise InvalidArgumentError("comm and optimizer are both given; it has its own")
             return self._make_steps(self._optimizer)
@@ -392,6 +399,8 @@ class Overlap:
         params = (p for group in optimizer.param_groups for p in group["params"])
         if optimizer is self._optimizer or not any(id(p) in self._numbers for p in params):
             return
+        if isinstance(optimizer, Outer):
+            self._check_local(optimizer)
         if isinstance(optimizer, SottoOptimizer):
             raise InvalidStateError(
                 "the gradients would be averaged twice: by sotto.torch.Overlap, and in step(); "
@@ -400,6 +409,16 @@ class Overlap:
             )
         if self._optimizer is None:
             self.wait()
+
+    def _check_local(self, optimizer: Outer) -> None:
+        """Errors: InvalidStateError (inner steps are to be each rank's own)."""
+        if optimizer._allow_ddp or not share_ranks(self._overlap._comm, optimizer._comm):
+            return
+        raise InvalidStateError(
+            "sotto.torch.Overlap averages the gradients in backward(): inner steps are the same on "
+            "all ranks then, and outer steps have nothing to average. Close it; where it is meant "
+            "to average too, over other ranks, give the outer optimizer ddp=True"
+        )
 
     def _wait(self) -> None:
         work, self._work = self._work, None
