@@ -107,6 +107,33 @@ def test_latest_has_the_tag_as_it_was_given(tag, comm, tmp_path):
     engine.close()
 
 
+def test_a_checkpoint_between_updates(comm, tmp_path):
+    """Sums of the library cannot be left out of its state; gradients of the parameters are."""
+    config = {"train_micro_batch_size_per_gpu": 16, "optimizer": LAMB}
+    engine, *_ = start(comm, {**config, "gradient_accumulation_steps": 3})
+    run(engine, 0, range(4))
+    with pytest.raises(
+        sotto.InvalidStateError,
+        match=r"save_checkpoint\(\): 1 of 3 micro-batches.*boundary\(\) tells",
+    ):
+        engine.save_checkpoint(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    engine.close()
+    engine, *_ = start(comm, config)
+    engine.set_train_batch_size(48)
+    run(engine, 0, range(4))
+    engine.save_checkpoint(tmp_path)
+    other, *_ = start(comm, {**config, "gradient_accumulation_steps": 3})
+    other.load_checkpoint(tmp_path)
+    counts = []
+    for step in range(6):
+        run(other, 0, [step])
+        counts.append(other.global_steps)
+    assert counts == [1, 1, 2, 2, 2, 3]
+    engine.close()
+    other.close()
+
+
 def test_no_checkpoint_is_no_error(comm, tmp_path):
     engine, *_ = start(comm, {"optimizer": LAMB})
     with pytest.warns(UserWarning, match="no checkpoint was loaded"):

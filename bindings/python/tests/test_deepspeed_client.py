@@ -252,7 +252,7 @@ def test_another_batch_size_between_updates(comm):
         engine.backward(engine(*batch(0, 6)))
         engine.step()
         if steps == 2:
-            with pytest.raises(sotto.InvalidStateError, match="1 micro-batches of the next update"):
+            with pytest.raises(sotto.InvalidStateError, match="1 of 2 micro-batches of the next"):
                 engine.set_train_batch_size(16)
         with pytest.raises(sotto.InvalidArgumentError, match="multiples of 16"):
             engine.set_train_batch_size(20)

@@ -169,8 +169,9 @@ class Engine(Saving, Recording, torch.nn.Module):
     def _between_updates(self, what: str) -> None:
         if self._taken:
             raise InvalidStateError(
-                f"{what}: {self._taken} micro-batches of the next update are done; call it behind "
-                "the step() that updates"
+                f"{what}: {self._taken} of {self.gradient_accumulation_steps()} micro-batches of "
+                "the next update are done; call it behind the step() that updates, of which "
+                "is_gradient_accumulation_boundary() tells before"
             )
 
     def is_gradient_accumulation_boundary(self) -> bool:

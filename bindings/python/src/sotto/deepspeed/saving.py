@@ -45,6 +45,8 @@ class Saving:
         def gradient_accumulation_steps(self) -> int:  # noqa: D102
             ...
 
+        def _between_updates(self, what: str) -> None: ...
+
     @property
     def _exact(self) -> bool:
         return getattr(self.optimizer, "_section", {}).get("checkpoint") == "exact"
@@ -69,7 +71,7 @@ class Saving:
         save_latest: bool = True,
         exclude_frozen_parameters: bool = False,
     ) -> bool:
-        """Writes a checkpoint; every rank has to call it.
+        """Writes a checkpoint, between updates; every rank has to call it.
 
         save_dir: may be on a disk of each machine's own: load_checkpoint() needs what rank 0 wrote,
         and with "sotto": {"checkpoint": "exact"} this rank's file beside it.
@@ -79,10 +81,12 @@ class Saving:
         torch.serialization.add_safe_globals() allows.
         save_latest: whether "latest" names it. exclude_frozen_parameters: leaves out parameters
         that require no gradient; load with load_module_strict=False then. Returns True. Errors:
-        InvalidArgumentError (ranks with other tags), and on the rank that meets it OSError or
-        InvalidArgumentError (names the part of the state that could not be loaded), SottoError on
-        the others; "latest" then names the one before.
+        InvalidStateError (micro-batches of the next update are done), InvalidArgumentError (ranks
+        with other tags), and on the rank that meets it OSError or InvalidArgumentError (names the
+        part of the state that could not be loaded), SottoError on the others; "latest" then names
+        the one before.
         """
+        self._between_updates("save_checkpoint()")
         client_state = dict(client_state or {})
         name = str(f"global_step{self.global_steps}" if tag is None else tag)
         folder = Path(save_dir) / name
@@ -213,8 +217,9 @@ class Saving:
     def _restore(self, state: Mapping[str, Any], schedule: bool) -> None:
         for name in ("global_steps", "global_samples", "skipped_steps"):
             setattr(self, name, state[name])
-        steps = self.global_steps * self.gradient_accumulation_steps()
-        self.micro_steps = state.get("micro_steps", steps)
+        steps = self.gradient_accumulation_steps()
+        done = state.get("micro_steps", self.global_steps * steps)
+        self.micro_steps = done - done % steps  # the gradients of an open update are not saved
         self._taken = 0
         self.loaded_checkpoint_dp_world_size = state["dp_world_size"]
         self.loaded_checkpoint_mp_world_size = state.get("mp_world_size", 1)
