@@ -238,6 +238,34 @@ def test_boundaries_that_the_program_sets(of_the_library, comm):
     close(*results)
 
 
+@pytest.mark.parametrize("scaled", [True, False])
+def test_what_a_parameters_gradient_is_between_backward_and_step(scaled, comm):
+    """Of one micro-batch where the library adds, else the sum of those so far over their number."""
+    net = Loss()
+    micro = []
+    for part in range(2):
+        net.zero_grad()
+        net(*batch(0, part)).backward()
+        micro.append(net.net[0].weight.grad.clone())
+    config = {"train_micro_batch_size_per_gpu": 16, "gradient_accumulation_steps": 2}
+    config["optimizer"] = {"type": "AdamW", "params": {"lr": 0.01}}
+    if scaled:
+        config["fp16"] = {"enabled": True, "loss_scale": 8}
+    for by_hand_ in (False, True):
+        engine, *_ = start(comm, config)
+        for part in range(2):
+            if by_hand_:
+                engine.set_gradient_accumulation_boundary(part == 1)
+            x, y = batch(0, part)
+            engine.backward(engine(x.half() if scaled else x, y))
+            got = engine.net[0].weight.grad.float() / (8 if scaled else 1)
+            wanted = sum(micro[: part + 1]) / 2 if by_hand_ else micro[part]
+            torch.testing.assert_close(got, wanted, rtol=1e-2, atol=1e-4)
+            engine.step()
+            assert (engine.net[0].weight.grad is None) == (not by_hand_ or part == 1)
+        engine.close()
+
+
 def test_another_batch_size_between_updates(comm):
     results = []
     for steps in (1, 2):

@@ -236,6 +236,10 @@ class Engine(Saving, Recording, torch.nn.Module):
         With that the last micro-batch of an update begins its step: gradients are sent as soon as
         they are there, and step() waits for the update.
 
+        p.grad then is this rank's, times the loss scale: of this micro-batch alone, undivided,
+        until step() takes it; or, if the program sets boundaries or has changed the batch size, the
+        sum of those since the last update / gradient_accumulation_steps, as in DeepSpeed.
+
         loss: a scalar, the mean over this rank's micro-batch. scale_wrt_gas: whether it still has
         to be divided by gradient_accumulation_steps. Returns the loss, divided so.
         """
