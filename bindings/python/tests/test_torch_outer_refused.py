@@ -203,3 +203,16 @@ def test_ranks_that_differ_are_told():
         outer.close()
 
     thread_ranks(2, body)
+
+
+def test_learning_rates_that_differ_are_told():
+    def body(comm):
+        net = model()
+        inner = torch.optim.SGD(net.parameters(), lr=(0.5, 0.25)[comm.rank])
+        outer = st.Outer(inner, preset="slowmo", period=2, comm=comm)
+        mine = f"learning rate of group 0 is {inner.param_groups[0]['lr']}, and ranks have to"
+        with pytest.raises(sotto.ProtocolError, match=mine):
+            train(net, outer, comm.rank, range(2))
+        outer.close()
+
+    thread_ranks(2, body)

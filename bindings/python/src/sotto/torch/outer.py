@@ -12,7 +12,7 @@ import torch
 from .. import outer as plain
 from .._view import HOST
 from ..comm import Comm
-from ..errors import InvalidArgumentError, InvalidStateError, UnsupportedError
+from ..errors import InvalidArgumentError, InvalidStateError, ProtocolError, UnsupportedError
 from ..group import meet
 from ..optim import config_report
 from ..work import Work
@@ -172,6 +172,7 @@ class Outer(Parameters):
             raise UnsupportedError("; ".join(report["reasons"]))
         self._refused = shards.needs_whole(report["outer"])
         self._skips = report["outer"]["nonfinite"] == "skip_rank"
+        self._compares_lr = report["outer"]["lr_normalised"]
         self._check_parts(self._parts())
         self._replaced = Replaced()
         self._replaced.watch(p for _, _, p in self._named())
@@ -382,7 +383,8 @@ class Outer(Parameters):
         self._adopt()
         if at_boundary:
             self._weigh(outer)
-        self._await(outer.step())
+        with self._naming_lr():
+            self._await(outer.step())
         return loss
 
     @torch.no_grad()
@@ -406,7 +408,21 @@ class Outer(Parameters):
         """Waits until the last step has ended on its CUDA device. Errors: those of the step."""
         work, self._flying = self._flying, None
         if work is not None:
-            work.wait()
+            with self._naming_lr():
+                work.wait()
+
+    @contextmanager
+    def _naming_lr(self) -> Iterator[None]:
+        """A learning rate that momentum is in units of is a part of what ranks compare."""
+        try:
+            yield
+        except ProtocolError as error:
+            if not self._compares_lr or "outer step(" not in str(error):
+                raise
+            raise ProtocolError(
+                f"{error}; on this rank the learning rate of group 0 is {self._lr}, and ranks have "
+                "to have the same where momentum is in its units (lr_normalised)"
+            ) from None
 
     def flush(self) -> None:
         """Averages and consumes everything: the parameters become the anchor, equal on all ranks.
@@ -421,7 +437,8 @@ class Outer(Parameters):
         outer.set(lr=self._lr)
         self._adopt()
         self._weigh(outer)
-        self._await(outer.flush())
+        with self._naming_lr():
+            self._await(outer.flush())
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
