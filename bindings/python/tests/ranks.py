@@ -38,14 +38,13 @@ def assert_no_leak(cycles, allowed_kb):
 def thread_ranks(n, body, **options):
     """body(comm) on n threads; a list of what they returned. Raises the first rank's error."""
     results, errors = [None] * n, [None] * n
+    options = {"timeout": 60, "cpu_threads": 1, **options}
     with sotto.UniqueId(cpu_threads=1) as unique_id:
 
         def rank_main(rank):
             try:
                 mine = unique_id if rank == 0 else bytes(unique_id)
-                with sotto.create_comm(
-                    rank=rank, world_size=n, unique_id=mine, timeout=60, cpu_threads=1, **options
-                ) as comm:
+                with sotto.create_comm(rank=rank, world_size=n, unique_id=mine, **options) as comm:
                     results[rank] = body(comm)
             except BaseException as error:
                 errors[rank] = error

@@ -1,6 +1,7 @@
 """What outer optimizers around torch's refuse."""
 
 import pytest
+from ranks import thread_ranks as ranks_of_threads
 
 torch = pytest.importorskip("torch", reason="torch is not installed in this Python")
 
@@ -216,3 +217,21 @@ def test_learning_rates_that_differ_are_told():
         outer.close()
 
     thread_ranks(2, body)
+
+
+def test_a_load_on_one_rank_alone_is_told():
+    def body(comm):
+        net = model()
+        outer = made(net, comm, **MEAN)
+        train(net, outer, comm.rank, range(3))
+        calls = (
+            lambda: outer.load_state_dict(outer.state_dict()),
+            lambda: train(net, outer, comm.rank, range(3, 5)),
+        )
+        with pytest.raises(sotto.OperationTimeoutError) as told:
+            calls[comm.rank]()
+        outer.close()
+        return str(told.value)
+
+    loads, _ = ranks_of_threads(2, body, timeout=1)
+    assert loads.startswith("load_state_dict() is collective, and not every rank has called it")

@@ -13,7 +13,7 @@ from ._handle import HandleOwner
 from ._registered import Registered
 from .codec import export_state, import_state, state_mode
 from .comm import Comm
-from .errors import InvalidStateError
+from .errors import InvalidStateError, OperationTimeoutError
 from .optim import Optimizer, config_text
 from .work import Work
 
@@ -48,6 +48,17 @@ def what_is_lost(
         f"the state was made by rank {rank} of {ranks}, and this is rank {comm.rank} of "
         f"{comm.size}: {lost}"
     )
+
+
+def meet_for_load(comm: Comm) -> None:
+    """Waits until every rank loads a state: one that does not would wait for this one in a step,
+    at another count. Collective. Errors: OperationTimeoutError (says so), the comm's own."""
+    try:
+        comm.barrier().wait()
+    except OperationTimeoutError as error:
+        raise OperationTimeoutError(
+            f"load_state_dict() is collective, and not every rank has called it: {error}"
+        ) from None
 
 
 class OuterParam(NamedTuple):

@@ -284,7 +284,7 @@ class Outer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Any:
-        """Takes a state_dict(); its parameters, as a tree of new arrays.
+        """Takes a state_dict(); its parameters, as a tree of new arrays. Collective.
 
         Every rank loads one, its own or that of any rank. If every rank loads its own, all go on
         bit for bit. Of another rank's the parameters are taken, and on another number of ranks the
@@ -292,9 +292,12 @@ class Outer:
         be others than those of the state. Nothing changes on error.
         Errors: InvalidArgumentError (not of a sotto.jax.Outer; damaged; another tree, preset,
         period, delay, codec or fragments; another number of ranks with freshness: names what
-        differs), InvalidStateError (inside evaluation(), closed).
+        differs), InvalidStateError (inside evaluation(), closed), OperationTimeoutError (not every
+        rank loads one).
         """
         self._check_at_work("load_state_dict()")
+        self._outer.info()  # raises where it is closed
+        plain.meet_for_load(self._outer._comm)
         blob = _checked_state(state)
         lost = plain.what_is_lost(int(state["world_size"]), int(state["rank"]), self._outer._comm)
         self._renew()

@@ -544,11 +544,12 @@ class Outer(Parameters):
         clip may be others than those of the state.
         Errors: InvalidArgumentError (another optimizer, model, preset, period, delay, codec or
         fragments; another number of ranks with freshness: names what differs), InvalidStateError
-        (inside evaluation()).
+        (inside evaluation()), OperationTimeoutError (not every rank loads one).
         """
         self._check_at_work("load_state_dict()")
         check_keeps_states()
         self.synchronize()
+        plain.meet_for_load(self._comm)
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, dict(state_dict)) or state_dict
         self._follow()
