@@ -19,4 +19,8 @@ TransferCounters LinkTable::counters(uint64_t comm, int32_t rank) const {
   return sum;
 }
 
+void LinkTable::leave(uint64_t comm) {
+  for (const Link& link : links_) link.transport->leave(comm);
+}
+
 }  // namespace sotto

@@ -43,6 +43,7 @@ class LinkTable {
   const Link& to(int32_t rank) const { return links_[link_of(rank)]; }
   // Of a comm with a rank, by all links together.
   TransferCounters counters(uint64_t comm, int32_t rank) const;
+  void leave(uint64_t comm);
 
  private:
   std::vector<Link> links_;

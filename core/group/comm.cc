@@ -91,7 +91,12 @@ Comm::Comm(std::shared_ptr<RootComm> root, std::vector<int32_t> ranks, int32_t r
 
 Comm::~Comm() {
   if (totals_->in_flight.load(std::memory_order_acquire) > 0) (void)drain();
-  if (native_ != 0) engine().drive([&](Driver&) { native_link(*root_)->leave(epoch_); });
+  LinkTable& links = root_->channel->links();
+  if (part_of_ != nullptr) part_of_->end(epoch_, links, *ranks_);
+  engine().drive([&](Driver&) {
+    links.leave(epoch_);
+    root_->standing.remove(epoch_);
+  });
 }
 
 // ---- starting operations ----
@@ -367,23 +372,16 @@ std::shared_ptr<Comm> Comm::duplicate() {
 }
 
 std::shared_ptr<Comm> Comm::alone() {
-  return make_part({(*ranks_)[static_cast<size_t>(rank_)]}, 0, parts_.size(), kAloneColor);
+  return make_part({(*ranks_)[static_cast<size_t>(rank_)]}, 0, parts_->made(), kAloneColor);
 }
 
 std::shared_ptr<Comm> Comm::make_part(std::vector<int32_t> ranks, int32_t rank, uint64_t number,
                                       uint64_t color) {
   const uint64_t values[] = {number, color};
-  const std::lock_guard lock(parts_mutex_);
   std::shared_ptr<Comm> made(new Comm(root_, std::move(ranks), rank, hash_values(values, epoch_)));
-  parts_.push_back({made->epoch_, made->totals_});
+  parts_->add(made->epoch_, made->totals_);
+  made->part_of_ = parts_;
   return made;
-}
-
-std::vector<Comm::Part> Comm::parts() const {
-  const std::lock_guard lock(parts_mutex_);
-  std::vector<Part> all = parts_;
-  all.push_back({epoch_, totals_});
-  return all;
 }
 
 // The transport's native collectives between these ranks; all of the root comm, in its order, have
@@ -435,18 +433,18 @@ std::vector<int32_t> Comm::hosts() const {
 }
 
 CommCounters Comm::counters() const {
-  CommCounters c;
-  for (const Part& part : parts()) {
-    for (int32_t r = 0; r < size(); ++r) {
-      const int32_t peer = (*ranks_)[static_cast<size_t>(r)];
-      if (r != rank_) c.moved += root_->channel->links().counters(part.epoch, peer);
-    }
-    const OpTotals& totals = *part.totals;
-    c.payload_bytes_planned += totals.payload_bytes_planned.load(std::memory_order_relaxed);
-    c.header_bytes_planned += totals.header_bytes_planned.load(std::memory_order_relaxed);
-    c.kernel_ns += totals.kernel_ns.load(std::memory_order_relaxed);
-    c.ops_completed += totals.completed.load(std::memory_order_relaxed);
+  CommCounters c = parts_->done();
+  c.add(*totals_);
+  for (int32_t r = 0; r < size(); ++r) {
+    if (r != rank_) c.moved += moved((*ranks_)[static_cast<size_t>(r)]);
   }
+  return c;
+}
+
+TransferCounters Comm::moved(int32_t root_rank) const {
+  const LinkTable& links = root_->channel->links();
+  TransferCounters c = links.counters(epoch_, root_rank);
+  c += parts_->moved(links, root_rank);
   return c;
 }
 
@@ -499,8 +497,7 @@ std::string Comm::report_json(const std::string& kind) const {
     if (waiting) peer["silent_ms"] = silent[static_cast<size_t>(r)];
     if (waiting && !all) peer["said"] = standing[static_cast<size_t>(r)];
     if (all || kind == "counters") {
-      TransferCounters c;
-      for (const Part& part : parts()) c += links.counters(part.epoch, root_rank);
+      const TransferCounters c = moved(root_rank);
       peer["payload_bytes_sent"] = c.payload_bytes_sent;
       peer["payload_bytes_received"] = c.payload_bytes_received;
       peer["header_bytes_sent"] = c.header_bytes_sent;

@@ -17,6 +17,7 @@
 
 #include "core/engine/engine.h"
 #include "core/group/context.h"
+#include "core/group/parts.h"
 #include "core/group/standing.h"
 #include "core/iface/rendezvous.h"
 #include "core/plan/collectives.h"
@@ -62,14 +63,6 @@ struct Call {
   std::shared_ptr<Device> device;  // where in and out are; null: the context's
   // What other ranks and messages take it for, if not for the request's own kind.
   std::optional<OpKind> service;
-};
-
-struct CommCounters {
-  TransferCounters moved;
-  uint64_t payload_bytes_planned = 0;
-  uint64_t header_bytes_planned = 0;
-  uint64_t kernel_ns = 0;
-  uint64_t ops_completed = 0;
 };
 
 // What a root comm and its splits share. The connections end when the last of them is gone.
@@ -174,11 +167,6 @@ class Comm : public std::enable_shared_from_this<Comm> {
  private:
   Comm(std::shared_ptr<RootComm> root, std::vector<int32_t> ranks, int32_t rank, uint64_t epoch);
 
-  // A comm that this one has made for the library's own operations; it may be gone.
-  struct Part {
-    uint64_t epoch;
-    std::shared_ptr<const OpTotals> totals;
-  };
   struct CachedPlan {
     std::vector<CollectiveRequest> requests;
     std::shared_ptr<PreparedPlan> plan;  // names the device
@@ -186,7 +174,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
 
   std::shared_ptr<Comm> make_part(std::vector<int32_t> ranks, int32_t rank, uint64_t number,
                                   uint64_t color);
-  std::vector<Part> parts() const;
+  // With a rank of the root comm: of this comm and its parts.
+  TransferCounters moved(int32_t root_rank) const;
   Status join(OpKind service);
   OpDescriptor next_descriptor(OpSignature signature, int32_t priority);
   OpDescriptor point_to_point_descriptor(const CollectiveRequest& request, OpSignature signature,
@@ -210,8 +199,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
   };
   Numbering numbering_;
   uint32_t splits_ = 0, duplicates_ = 0;  // the same on all ranks
-  mutable std::mutex parts_mutex_;
-  std::vector<Part> parts_;
+  std::shared_ptr<Parts> parts_ = std::make_shared<Parts>();
+  std::shared_ptr<Parts> part_of_;  // of the comm that has made this one; null: it is no part
   std::map<int32_t, uint32_t> sent_to_, received_from_;  // point-to-point operations per peer
   std::list<CachedPlan> cache_;                          // most recent first
 };

@@ -34,10 +34,15 @@ void Standing::detach() {
   control_ = nullptr;
 }
 
-void Standing::add(uint64_t epoch, const std::shared_ptr<const OpTotals>& totals) {
+void Standing::add(uint64_t epoch, std::shared_ptr<const OpTotals> totals) {
   std::lock_guard lock(mutex_);
-  std::erase_if(totals_, [](const auto& entry) { return entry.second.expired(); });
-  totals_[epoch] = totals;
+  totals_[epoch] = std::move(totals);
+}
+
+void Standing::remove(uint64_t epoch) {
+  peers_.erase(peers_.lower_bound({epoch, INT32_MIN}), peers_.upper_bound({epoch, INT32_MAX}));
+  std::lock_guard lock(mutex_);
+  totals_.erase(epoch);
 }
 
 std::optional<RankStanding> Standing::ask(uint64_t epoch, int32_t rank) {
@@ -56,16 +61,17 @@ void Standing::on_service(int32_t from, std::string_view bytes) noexcept {
   if (bytes.size() != sizeof record || control_ == nullptr) return;
   std::memcpy(&record, bytes.data(), sizeof record);
   if (record.saying == Saying::kAnswer) {
-    peers_[{record.epoch, from}] = {
-        0, RankStanding{record.completed, record.in_flight, clock_->now_ns()}};
+    const auto asked = peers_.find({record.epoch, from});
+    if (asked == peers_.end()) return;  // the comm has ended here
+    asked->second = {0, RankStanding{record.completed, record.in_flight, clock_->now_ns()}};
     return;
   }
   std::shared_ptr<const OpTotals> totals;
   {
     std::lock_guard lock(mutex_);
-    if (const auto it = totals_.find(record.epoch); it != totals_.end()) totals = it->second.lock();
+    if (const auto it = totals_.find(record.epoch); it != totals_.end()) totals = it->second;
   }
-  if (totals == nullptr) return;  // the comm has ended here
+  if (totals == nullptr) return;  // the comm has ended here, or not begun
   const Record answer{Saying::kAnswer, record.epoch, totals->completed.load(),
                       totals->in_flight.load()};
   // Without an answer it asks again.

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 
 #include "core/base/clock.h"
@@ -30,7 +31,9 @@ class Standing final : public ServiceListener {
   void attach(ControlPlane& control, const Clock& clock);
   void detach();  // driver
   // What this rank answers about a comm. Threads: any.
-  void add(uint64_t epoch, const std::shared_ptr<const OpTotals>& totals);
+  void add(uint64_t epoch, std::shared_ptr<const OpTotals> totals);
+  // The comm has ended here. Driver.
+  void remove(uint64_t epoch);
   // What the rank of the root comm last said about the comm, if anything. Asks it again, unless it
   // was asked within the last second and has not answered. Driver.
   std::optional<RankStanding> ask(uint64_t epoch, int32_t rank);
@@ -44,9 +47,10 @@ class Standing final : public ServiceListener {
   };
   ControlPlane* control_ = nullptr;
   const Clock* clock_ = nullptr;
-  std::map<std::pair<uint64_t, int32_t>, Peer> peers_;  // by epoch and rank
-  std::mutex mutex_;                                    // guards totals_
-  std::map<uint64_t, std::weak_ptr<const OpTotals>> totals_;
+  // By epoch and rank: those that were asked.
+  std::map<std::pair<uint64_t, int32_t>, Peer> peers_;
+  std::mutex mutex_;                                                      // guards totals_
+  std::unordered_map<uint64_t, std::shared_ptr<const OpTotals>> totals_;  // by epoch
 };
 
 }  // namespace sotto

@@ -255,6 +255,9 @@ class Transport {
   virtual std::string route(int32_t peer) const = 0;
   // Counters per comm epoch and peer. Threads: any.
   virtual TransferCounters counters(uint64_t comm, int32_t peer) const = 0;
+  // The comm with this epoch has ended on this rank: it has no more operations, and nobody asks for
+  // its counters. Its late frames may still come.
+  virtual void leave(uint64_t comm) { (void)comm; }
   // Orderly end: pending writes are flushed until the deadline, peers learn that the end is
   // intended.
   virtual void close(Deadline deadline) = 0;
@@ -317,8 +320,6 @@ class QueueTransport : public Transport {
     (void)comm, (void)rank, (void)invitations, (void)driver, (void)deadline;
     return unsupported("transport \"{}\" has no native collectives", caps().name);
   }
-  // The comm has no more operations. Nothing if it was not joined.
-  virtual void leave(uint64_t comm) { (void)comm; }
 };
 
 // Serves sockets, timers and mailboxes of one context.

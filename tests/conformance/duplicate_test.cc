@@ -1,6 +1,8 @@
 // Duplicates of a comm: operations of the library's own beside the user's.
 #include <gtest/gtest.h>
+#include <malloc.h>
 
+#include <array>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -244,6 +246,39 @@ TEST_P(Duplicates, ReportsSayHowFarOtherRanksAre) {
     return comm->barrier();
   });
   EXPECT_TRUE(status.ok()) << status.text();
+}
+
+// Bytes that are allocated in this process.
+size_t allocated() { return mallinfo2().uordblks; }
+
+// Comms that have ended leave what they have moved in the sums of the comm that has made them, and
+// no memory.
+TEST_P(Duplicates, ThatHaveEndedLeaveNoMemory) {
+  constexpr int kCycles = 1500;
+  constexpr size_t kMostBytes = 100'000;  // of two ranks; one object per comm would be more
+  std::array<size_t, 3> bytes{};
+  const Status status = run_world(world(2), [&](const std::shared_ptr<Comm>& comm) -> Status {
+    for (size_t part = 0; part < 3; ++part) {
+      for (int i = 0; i < kCycles; ++i) SOTTO_TRY(comm->duplicate()->barrier());
+      for (int i = 0; i < kCycles / 10; ++i) {
+        SOTTO_ASSIGN(const std::shared_ptr<Comm> split, comm->split(0, 0));
+        SOTTO_TRY(split->barrier());
+      }
+      SOTTO_TRY(comm->barrier());
+      if (comm->rank() == 0) bytes[part] = allocated();
+      SOTTO_TRY(comm->barrier());
+    }
+    const uint64_t made = 3 * kCycles, own = own_operations(*comm);
+    const auto counters = nlohmann::json::parse(comm->report_json("counters"))["peers"][0];
+    if (comm->counters().ops_completed != made + own ||
+        comm->counters().moved.messages_sent < made + own ||
+        counters["messages_sent"] != comm->counters().moved.messages_sent)
+      return error(Code::kInternal, "{} operations and {} messages of {} duplicates and {} calls",
+                   comm->counters().ops_completed, comm->counters().moved.messages_sent, made, own);
+    return ok_status();
+  });
+  EXPECT_TRUE(status.ok()) << status.text();
+  EXPECT_LT(bytes[2], bytes[1] + kMostBytes);
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, Duplicates, ::testing::Values("inproc", "tcp", "ordered", "mixed"),

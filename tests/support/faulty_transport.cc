@@ -46,6 +46,7 @@ class FaultyTransport final : public MessageTransport, private TransferSink, pri
   TransferCounters counters(uint64_t comm, int32_t peer) const override {
     return base_->counters(comm, peer);
   }
+  void leave(uint64_t comm) override { base_->leave(comm); }
   void close(Deadline deadline) override { base_->close(deadline); }
 
  private:

@@ -106,6 +106,7 @@ class OrderedTransport final : public QueueTransport, private OverlaySource {
   Status issue(std::span<Transfer* const> group, Device* device, uint32_t lane) override;
   std::string route(int32_t) const override { return "ordered test transport"; }
   TransferCounters counters(uint64_t comm, int32_t peer) const override;
+  void leave(uint64_t comm) override;
   void close(Deadline) override {}
 
  private:
@@ -302,6 +303,14 @@ TransferCounters OrderedTransport::counters(uint64_t comm, int32_t peer) const {
   std::lock_guard lock(counters_mutex_);
   const auto it = counters_.find({comm, peer});
   return it == counters_.end() ? TransferCounters{} : it->second;
+}
+
+void OrderedTransport::leave(uint64_t comm) {
+  const auto of_comm = [comm](const auto& entry) { return entry.first.first == comm; };
+  last_of_comm_.erase(comm);
+  std::erase_if(last_round_, of_comm);
+  std::lock_guard lock(counters_mutex_);
+  std::erase_if(counters_, of_comm);
 }
 
 class OrderedBackend final : public Backend {

@@ -153,6 +153,30 @@ TEST(OpTable, FlowsAreFoundAndForgotten) {
   EXPECT_EQ(table.recent(op.key), op.signature);
 }
 
+TEST(OpTable, OperationsOfCommsThatHaveEndedAreRememberedForSomeTime) {
+  OpTable table;
+  table.set_peers(2);
+  OpDescriptor op;
+  for (uint64_t comm = 1; comm <= 3 * OpTable::kLeft; ++comm) {
+    op.key = {comm, 0};
+    table.erase(table.post(op), true);
+    op.key = {comm, p2p_number(0, 1, 0)};
+    table.erase(table.post(op), true);
+    EXPECT_TRUE(table.leave(comm));
+    EXPECT_TRUE(table.done({comm, 0}));
+    EXPECT_LE(table.spaces(), 2 * (OpTable::kLeft + 1));
+  }
+  EXPECT_TRUE(table.done({2 * OpTable::kLeft + 1, 0}));
+  EXPECT_FALSE(table.done({2 * OpTable::kLeft - 1, 0}));
+  // Comms without operations leave nothing, and take no other's place.
+  for (uint64_t comm = 4 * OpTable::kLeft; comm < 6 * OpTable::kLeft; ++comm)
+    EXPECT_TRUE(table.leave(comm));
+  EXPECT_TRUE(table.done({2 * OpTable::kLeft + 1, p2p_number(0, 1, 0)}));
+  // A peer has begun an operation.
+  table.flow({7, 0}, 1);
+  EXPECT_FALSE(table.leave(7));
+}
+
 TEST(OpTable, PointToPointNumbersHaveSpacesOfTheirOwn) {
   OpTable table;
   table.set_peers(3);

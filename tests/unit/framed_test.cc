@@ -510,6 +510,32 @@ TEST_F(Framed, ByeIsTheLastFrameAndTheEndBehindItIsNoFailure) {
                  AllOf(HasSubstr("rank 0"), HasSubstr("has left"), HasSubstr("operation 1")));
 }
 
+TEST_F(Framed, AfterTheEndOfACommFramesOfItAreLate) {
+  TestOp mine(7, 0), theirs(7, 0);
+  post(mine, theirs);
+  auto data = bytes_of(1000);
+  std::vector<uint8_t> got(1000);
+  send(mine, data);
+  recv(theirs, got);
+  target_.transport->ready(0, theirs.descriptor, 0, 1000);
+  ASSERT_TRUE(source_.carriers[0]->begin());
+  clock_.advance_us(1'000'000);
+  target_.transport->tick();  // READY, while the message is under way
+  source_.carriers[0]->finish();
+  source_.transport->complete(mine.descriptor);
+  source_.transport->leave(7);
+  EXPECT_EQ(source_.counters(7).messages_sent, 0u);
+  settle();
+  EXPECT_THAT(kinds(target_), ElementsAre(FrameKind::kReady));
+  expect_no_failure();
+  target_.transport->complete(theirs.descriptor);
+  target_.transport->leave(7);
+  check(source_.transport->post_op(mine.descriptor));
+  send(mine, data);  // one too many
+  settle();
+  expect_failure(target_, Code::kProtocol, HasSubstr("which is complete on rank 1"));
+}
+
 TEST_F(Framed, CloseEndsAtItsDeadline) {
   TestOp mine(7, 0);
   check(source_.transport->post_op(mine.descriptor));

@@ -51,8 +51,7 @@ class PeerCounters {
   Direction sent_, received_;
 };
 
-// Entries live as long as the table, so the counters of a comm are readable after its end (W
-// entries of 64 bytes a comm).
+// W entries of 64 bytes for each comm that has messages here; those of comm 0, which is none, stay.
 class CounterTable {
  public:
   explicit CounterTable(int32_t peers) : peers_(static_cast<size_t>(peers)) {}
@@ -62,6 +61,11 @@ class CounterTable {
     auto& row = table_[comm];
     if (!row) row = std::make_unique<PeerCounters[]>(peers_);
     return row[static_cast<size_t>(peer)];
+  }
+  // What was read of it before is all there is. No reference of `at` is in use any more.
+  void drop(uint64_t comm) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (comm != 0) table_.erase(comm);
   }
   TransferCounters read(uint64_t comm, int32_t peer) const {
     const std::lock_guard<std::mutex> lock(mutex_);

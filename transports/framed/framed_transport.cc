@@ -110,6 +110,11 @@ TransferCounters FramedTransport::counters(uint64_t comm, int32_t peer) const {
   return core_.counters.read(comm, peer);
 }
 
+void FramedTransport::leave(uint64_t comm) {
+  // Operations that only peers have begun keep their counters.
+  if (core_.ops.leave(comm)) core_.counters.drop(comm);
+}
+
 void FramedTransport::tick() {
   const int64_t now = core_.clock.now_ns();
   for (const auto& c : links_) {

@@ -38,6 +38,7 @@ class FramedTransport : public MessageTransport {
   // The name of the transport and the address of the peer's first carrier.
   std::string route(int32_t peer) const final;
   TransferCounters counters(uint64_t comm, int32_t peer) const override;
+  void leave(uint64_t comm) final;
   void close(Deadline deadline) final;
 
   // Announces operations that have waited long, and reports lost peers.

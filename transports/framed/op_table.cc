@@ -129,6 +129,19 @@ void OpTable::erase(OpState& op, bool done) {
   ops_.erase(key);
 }
 
+bool OpTable::leave(uint64_t comm) {
+  const auto spaces_of = [this](uint64_t of) {
+    return std::pair(done_.lower_bound({of, 0}), done_.upper_bound({of, UINT64_MAX}));
+  };
+  if (const auto [first, last] = spaces_of(comm); first != last) left_.push_back(comm);
+  if (left_.size() > kLeft) {
+    const auto [first, last] = spaces_of(left_.front());
+    done_.erase(first, last);
+    left_.pop_front();
+  }
+  return std::ranges::none_of(ops_, [&](const auto& op) { return op.first.comm == comm; });
+}
+
 bool OpTable::done(const OpKey& op) const {
   const auto found = done_.find(space_of(op));
   return found != done_.end() && found->second.contains(number_of(op));

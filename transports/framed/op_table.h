@@ -4,12 +4,14 @@
 //
 // Memory: maps and buffers come from one pool that keeps its memory, so a steady state allocates
 // nothing. It is bounded by the operations in flight, kMaxUnposted operations that are known from
-// peers only, and the credit of every peer (unexpected messages).
+// peers only, the credit of every peer (unexpected messages), and the comms that are there or were
+// among the last kLeft.
 //
 // Threads: the driving thread.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory_resource>
 #include <optional>
@@ -117,6 +119,7 @@ class NumberSet {
 class OpTable {
  public:
   static constexpr size_t kMaxUnposted = 65536;
+  static constexpr size_t kLeft = 1024;
 
   OpTable();
   OpTable(const OpTable&) = delete;
@@ -137,8 +140,13 @@ class OpTable {
   // to be recognised.
   void erase(OpState& op, bool done);
   bool done(const OpKey& op) const;
+  // The comm has ended here. Late frames of its operations are recognised until those of kLeft
+  // other comms may come; by then they have arrived. True: nothing of it is in flight.
+  bool leave(uint64_t comm);
   // The signature of an operation that has recently completed here.
   std::optional<OpSignature> recent(const OpKey& op) const;
+  // Number spaces of comms in which operations have completed.
+  size_t spaces() const { return done_.size(); }
   size_t unposted() const { return ops_.size() - posted_; }
 
   Unexpected* make_unexpected(uint64_t bytes);
@@ -174,6 +182,7 @@ class OpTable {
   };
   std::vector<PeerFlows> by_peer_;
   std::map<Space, NumberSet> done_;
+  std::deque<uint64_t> left_;  // comms that have ended and are in done_, the oldest first
   std::vector<Recent> recent_;
   size_t recent_at_ = 0;
 };

@@ -363,6 +363,11 @@ TransferCounters InprocTransport::counters(uint64_t comm, int32_t peer) const {
   return it->second[static_cast<size_t>(peer)];
 }
 
+void InprocTransport::leave(uint64_t comm) {
+  std::lock_guard lock(counters_mutex_);
+  counters_.erase(comm);
+}
+
 void InprocTransport::close(Deadline) {
   if (closed_) return;
   closed_ = true;

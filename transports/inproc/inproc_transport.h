@@ -33,6 +33,7 @@ class InprocTransport final : public MessageTransport, private MailboxSource {
   void recv(Transfer& transfer) override;
   std::string route(int32_t peer) const override;
   TransferCounters counters(uint64_t comm, int32_t peer) const override;
+  void leave(uint64_t comm) override;
   void close(Deadline deadline) override;
 
  private:

@@ -24,6 +24,12 @@ class Counters {
     TransferCounters& c = counters_[{0, peer}];
     (sent ? c.service_bytes_sent : c.service_bytes_received) += sizeof(GroupHeader);
   }
+  void drop(uint64_t comm) {
+    const std::lock_guard lock(mutex_);
+    if (comm == 0) return;
+    counters_.erase(counters_.lower_bound({comm, INT32_MIN}),
+                    counters_.upper_bound({comm, INT32_MAX}));
+  }
   TransferCounters read(uint64_t comm, int32_t peer) const {
     const std::lock_guard lock(mutex_);
     const auto it = counters_.find({comm, peer});

@@ -39,7 +39,10 @@ class NcclTransport final : public QueueTransport, private NcclPollSource {
   Result<std::string> invite(bool first) override { return communicators_.invite(first); }
   Status join(uint64_t comm, int32_t rank, const std::vector<std::string>& invitations,
               Driver& driver, Deadline deadline) override;
-  void leave(uint64_t comm) override { communicators_.leave(comm); }
+  void leave(uint64_t comm) override {
+    communicators_.leave(comm);
+    counters_.drop(comm);
+  }
   uint64_t header_bytes(uint64_t) const override { return 0; }
   Status post_op(const OpDescriptor&) override { return ok_status(); }
   void restart(const OpDescriptor& op) override { captured_.restart(op, counters_); }
