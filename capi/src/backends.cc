@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "core/base/json_text.h"
 #include "core/config/optimizer_types.h"
 #include "core/cpu/cpu_device.h"
 #if SOTTO_WITH_CUDA
@@ -139,7 +140,7 @@ std::string make_build_info() {
   info["compiler"] = __VERSION__;
   info["build_type"] = SOTTO_BUILD_TYPE;
   if (*SOTTO_SANITIZE != '\0') info["sanitizers"] = SOTTO_SANITIZE;
-  return info.dump();
+  return dump_text(info);
 }
 
 }  // namespace

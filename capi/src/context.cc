@@ -11,6 +11,7 @@
 #include "capi/src/handles.h"
 #include "capi/src/log_level.h"
 #include "capi/src/struct_in.h"
+#include "core/base/json_text.h"
 #include "core/base/log.h"
 
 using namespace sotto;        // NOLINT: the definitions below are the border itself
@@ -104,7 +105,7 @@ Status report(const sotto_context* context, const char* kind, char* buf, uint64_
   json["version"] = SOTTO_VERSION;
   json["abi"] = fmt::format("{}.{}", SOTTO_ABI_MAJOR, SOTTO_ABI_MINOR);
   json.update(nlohmann::ordered_json::parse(context->core->report_json()));
-  return write_text(json.dump(), buf, cap, out_len);
+  return write_text(dump_text(json), buf, cap, out_len);
 }
 
 Status make_id(sotto_context* context, sotto_unique_id* out_id) {

@@ -6,6 +6,8 @@
 #include <atomic>
 #include <cstring>
 
+#include "core/base/text.h"
+
 namespace sotto::capi {
 namespace {
 
@@ -20,14 +22,6 @@ void count_fork() noexcept { g_fork_generation.fetch_add(1, std::memory_order_re
 // process.
 bool register_fork_handler() noexcept { return pthread_atfork(nullptr, nullptr, count_fork) == 0; }
 
-// Longest prefix of at most `room` bytes that does not end inside a UTF-8 character.
-size_t cut_length(std::string_view text, size_t room) noexcept {
-  if (text.size() <= room) return text.size();
-  size_t n = room;
-  while (n > 0 && (static_cast<unsigned char>(text[n]) & 0xc0u) == 0x80u) --n;
-  return n;
-}
-
 }  // namespace
 
 const char* last_error_text() noexcept { return t_last_error; }
@@ -39,7 +33,7 @@ void set_last_error(std::string_view function, std::string_view text) noexcept {
   char* out = t_last_error;
   size_t room = sizeof t_last_error - 1 - kDots.size();
   for (const std::string_view part : {function, kColon, text}) {
-    const size_t n = cut_length(part, room);
+    const size_t n = cut_text(part, room).size();
     std::memcpy(out, part.data(), n);
     out += n;
     room -= n;

@@ -7,6 +7,7 @@
 
 #include "capi/src/convert.h"
 #include "capi/src/handles.h"
+#include "core/base/json_text.h"
 #include "core/base/text.h"
 
 using namespace sotto;        // NOLINT: the definition below is the border itself
@@ -82,8 +83,8 @@ Status take_counts(const Json& json, CollectiveRequest* r) {
     return invalid_argument("request.counts is {}; allowed: a list of numbers", it->dump());
   for (const Json& count : *it) {
     if (!count.is_number_unsigned() || count.get<uint64_t>() > kMaxElements) {
-      return invalid_argument("request.counts has {}; allowed: whole numbers 0 to {}", count.dump(),
-                              kMaxElements);
+      return invalid_argument("request.counts has {}; allowed: whole numbers 0 to {}",
+                              dump_text(count), kMaxElements);
     }
     r->counts.push_back(count.get<uint64_t>());
   }
@@ -117,17 +118,17 @@ Status take_part_counts(const Json& json, const char* key, const CollectiveReque
   const Json lists = json.value(key, Json());
   if (!lists.is_array())
     return invalid_argument("request.{} is {}; needed: a list of {} counts for every buffer", key,
-                            lists.dump(), r.size);
+                            dump_text(lists), r.size);
   for (const Json& counts : lists) {
     if (!counts.is_array() || counts.size() != static_cast<size_t>(r.size)) {
       return invalid_argument("request.{} has {}; needed: a list of {} counts, one for every rank",
-                              key, counts.dump(), r.size);
+                              key, dump_text(counts), r.size);
     }
     uint64_t at = 0;
     for (const Json& count : counts) {
       if (!count.is_number_unsigned() || count.get<uint64_t>() > kMaxElements - at) {
         return invalid_argument("request.{} has {}; allowed: whole numbers, together 0 to {}", key,
-                                count.dump(), kMaxElements);
+                                dump_text(count), kMaxElements);
       }
       parts->push_back({at, count.get<uint64_t>()});
       at += count.get<uint64_t>();
@@ -304,7 +305,7 @@ Status plan_report(const sotto_comm* comm, const char* request, char* buf, uint6
     peers.push_back(entry);
   }
   json["peers"] = peers;
-  return write_text(json.dump(), buf, cap, out_len);
+  return write_text(dump_text(json), buf, cap, out_len);
 }
 
 }  // namespace

@@ -76,6 +76,23 @@ bool is_utf8(std::string_view text) {
   return true;
 }
 
+std::string_view cut_text(std::string_view text, size_t max_bytes) noexcept {
+  if (text.size() <= max_bytes) return text;
+  size_t n = max_bytes;
+  while (n > 0 && (static_cast<unsigned char>(text[n]) & 0xc0u) == 0x80u) --n;
+  return text.substr(0, n);
+}
+
+std::string valid_utf8(std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    const size_t length = utf8_length(text);
+    out += length == 0 ? "\xef\xbf\xbd" : text.substr(0, length);
+    text.remove_prefix(std::max<size_t>(length, 1));
+  }
+  return out;
+}
+
 std::string printable(std::string_view text, size_t max_bytes) {
   std::string out;
   size_t i = 0;

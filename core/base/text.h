@@ -18,6 +18,12 @@ std::string_view nearest_word(std::string_view word, std::span<const std::string
 
 bool is_utf8(std::string_view text);
 
+// The longest beginning of at most max_bytes bytes that does not end inside a UTF-8 character.
+std::string_view cut_text(std::string_view text, size_t max_bytes) noexcept;
+
+// The text with U+FFFD in place of each byte that is not UTF-8.
+std::string valid_utf8(std::string_view text);
+
 // The text fit for one line of a message: control characters and bytes that are not UTF-8 as \xNN,
 // cut after max_bytes bytes of input with "..." behind.
 std::string printable(std::string_view text, size_t max_bytes = 80);

@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "core/base/json_text.h"
 #include "core/base/text.h"
 #include "core/config/config.h"
 #include "core/config/source.h"
@@ -125,7 +126,7 @@ Result<std::string> resolve_text(std::string_view text, const Json& values) {
   SOTTO_ASSIGN(const std::string plain, blank_comments(text));
   SOTTO_ASSIGN(Json json, parse_document(plain));
   replace_auto(json, values, "");
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return dump_text(json);
 }
 
 }  // namespace

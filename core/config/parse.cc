@@ -1,6 +1,7 @@
 // parse_config: text -> JSON -> Config.
 #include <algorithm>
 
+#include "core/base/json_text.h"
 #include "core/config/document.h"
 #include "core/config/filter.h"
 #include "core/config/sections.h"
@@ -87,7 +88,7 @@ Status read_zero(const Json& value, Config& config, Findings& findings) {
   if (value.is_boolean()) {
     config.zero_stage = value.get<bool>() ? 1 : 0;
     findings.warn("zero_optimization", fmt::format("{} is the old form of {{\"stage\": {}}}",
-                                                   value.dump(), config.zero_stage));
+                                                   dump_text(value), config.zero_stage));
     return ok_status();
   }
   SOTTO_ASSIGN(const ObjectReader reader,

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/base/json_text.h"
 #include "core/base/text.h"
 #include "core/config/optimizer_types.h"
 
@@ -144,9 +145,7 @@ Status Findings::fail(std::string_view path, std::string_view text) {
   return invalid_argument("{}: {}", path, text);
 }
 
-std::string json_text(const Json& value) {
-  return printable(value.dump(-1, ' ', false, Json::error_handler_t::replace));
-}
+std::string json_text(const Json& value) { return printable(dump_text(value)); }
 
 bool is_active(const Json& value) {
   if (value.is_null() || value == false || (value.is_object() && value.empty())) return false;

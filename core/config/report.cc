@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "core/base/json_text.h"
 #include "core/config/optimizer_types.h"
 #include "core/config/schedule.h"
 #include "core/config/sections.h"
@@ -366,7 +367,7 @@ Result<std::string> config_report(std::string_view text, uint64_t world_size, ui
   out["keys"] = keys_json(config, obstacles);
   out["warnings"] = config.warnings;
   out["notes"] = notes_json(config, request);
-  return out.dump(2, ' ', false, Json::error_handler_t::replace);
+  return dump_text(out, 2);
 }
 
 }  // namespace sotto

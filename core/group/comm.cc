@@ -6,9 +6,12 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/hash.h"
+#include "core/base/json_text.h"
 #include "core/base/log.h"
 #include "core/base/small_vector.h"
+#include "core/base/text.h"
 #include "core/group/hosts.h"
+#include "core/wire/control.h"
 
 namespace sotto {
 namespace {
@@ -409,8 +412,9 @@ Status Comm::join(OpKind service) {
 
 void Comm::abort(const std::string& reason) {
   const int32_t me = (*ranks_)[static_cast<size_t>(rank_)];
-  engine().abort(*root_->channel, {Code::kAborted, me,
-                                   fmt::format("rank {} aborted the group: {}", me, reason), me});
+  const std::string text = fmt::format("rank {} aborted the group: {}", me, valid_utf8(reason));
+  engine().abort(*root_->channel,
+                 {Code::kAborted, me, std::string(cut_text(text, wire::kMaxTextBytes)), me});
 }
 
 Status Comm::drain() {
@@ -515,7 +519,7 @@ std::string Comm::report_json(const std::string& kind) const {
     report["operations_in_flight"] = totals_->in_flight.load(std::memory_order_acquire);
     report["operations_completed"] = totals_->completed.load(std::memory_order_acquire);
   }
-  return report.dump();
+  return dump_text(report);
 }
 
 }  // namespace sotto

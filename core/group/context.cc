@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "core/base/json_text.h"
+
 namespace sotto {
 
 Context::Context(ContextOptions options) : options_(std::move(options)) {
@@ -121,7 +123,7 @@ std::string Context::report_json() const {
   report["max_ops"] = options_.max_ops;
   report["progress_thread"] = options_.progress_thread;
   report["parameters"] = nlohmann::ordered_json::parse(options_.listing);
-  return report.dump();
+  return dump_text(report);
 }
 
 }  // namespace sotto

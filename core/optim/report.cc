@@ -1,5 +1,6 @@
 #include <nlohmann/json.hpp>
 
+#include "core/base/json_text.h"
 #include "core/optim/optimizer.h"
 
 namespace sotto {
@@ -76,7 +77,7 @@ Result<std::string> Optimizer::report_json(std::string_view kind) {
       report["tensors"].push_back(tensor);
     }
   }
-  return report.dump();
+  return dump_text(report);
 }
 
 }  // namespace sotto

@@ -1,6 +1,7 @@
 // Reports of an overlap.
 #include <nlohmann/json.hpp>
 
+#include "core/base/json_text.h"
 #include "core/base/text.h"
 #include "core/overlap/overlap.h"
 
@@ -30,8 +31,8 @@ Json time_json(int64_t ns) { return ns < 0 ? Json(nullptr) : Json(ns); }
 }  // namespace
 
 Result<std::string> Overlap::report(std::string_view kind) const {
-  if (kind == "buckets") return buckets_json(buckets_).dump();
-  if (kind == "order") return order_json(config_, buckets_).dump();
+  if (kind == "buckets") return dump_text(buckets_json(buckets_));
+  if (kind == "order") return dump_text(order_json(config_, buckets_));
   if (kind != "all") {
     return invalid_argument("kind is \"{}\"; known: all, buckets, order", printable(kind));
   }
@@ -59,7 +60,7 @@ Result<std::string> Overlap::report(std::string_view kind) const {
       {"missing", i.missing},
       {"buckets", buckets_json(buckets_)},
       {"order", order_json(config_, buckets_)}};
-  return out.dump();
+  return dump_text(out);
 }
 
 }  // namespace sotto

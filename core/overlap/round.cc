@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/small_vector.h"
+#include "core/base/text.h"
 
 namespace sotto {
 
@@ -131,9 +132,10 @@ void OverlapRound::arrive(uint32_t bucket, int64_t now_ns) {
 void OverlapRound::finish(const std::optional<std::string_view>& reason, int64_t now_ns) {
   RoundMessage message;
   message.withdrawn = reason ? 1 : 0;
-  if (reason)
-    std::memcpy(message.reason, reason->data(),
-                std::min(reason->size(), sizeof message.reason - 1));
+  if (reason) {
+    const std::string_view told = cut_text(*reason, sizeof message.reason - 1);
+    std::memcpy(message.reason, told.data(), told.size());
+  }
   std::memcpy(told_, &message, sizeof message);
   if (told_order_ != nullptr) std::ranges::copy(marks_.order(), told_order_);
   state_ = reason ? State::kWithdrawn : State::kFinished;

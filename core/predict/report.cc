@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/json_text.h"
 #include "core/config/outer_presets.h"
 #include "core/predict/costs.h"
 
@@ -91,7 +92,7 @@ Result<Row> Predictor::row(const std::string& method, OuterConfig config) {
 // Settings with the shortest delay that hides the average, where the preset has one at all.
 Result<OuterConfig> Predictor::at_smallest_delay(const OuterPreset& preset, Ordered settings) {
   const auto parsed = [&]() -> Result<OuterConfig> {
-    SOTTO_ASSIGN(const OuterConfig config, parse_outer(settings.dump()));
+    SOTTO_ASSIGN(const OuterConfig config, parse_outer(dump_text(settings)));
     return config.resolved(request_.ranks);
   };
   SOTTO_ASSIGN(OuterConfig config, parsed());
@@ -310,7 +311,7 @@ Result<std::string> predict_report(const PredictRequest& request, std::shared_pt
   if (request.segment_bytes != 0) transport.segment_bytes = request.segment_bytes;
   Predictor predictor(request, std::move(device), transport);
   SOTTO_ASSIGN(const Ordered report, predictor.report());
-  return report.dump(2, ' ', false, Ordered::error_handler_t::replace);
+  return dump_text(report, 2);
 }
 
 }  // namespace sotto

@@ -1,4 +1,5 @@
 // State of a codec as a blob.
+#include "core/base/json_text.h"
 #include "core/state/meta.h"
 #include "core/state/optim_state.h"
 
@@ -9,7 +10,7 @@ std::vector<std::byte> encode(const Codec& codec, StateMode mode, const ErrorFee
   StateJson meta{{"kind", "codec"}, {"type", "codec"}, {"mode", mode_name(mode)}};
   meta["residual"] = residual_meta(r);
   BlobWriter writer;
-  writer.add("meta", std::string_view(meta.dump()));
+  writer.add("meta", std::string_view(dump_text(meta)));
   writer.add("counts", codec.counts());
   add_residual(r, &writer);
   return std::move(writer).finish();

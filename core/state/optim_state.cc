@@ -5,6 +5,7 @@
 #include <iterator>
 #include <utility>
 
+#include "core/base/json_text.h"
 #include "core/base/text.h"
 #include "core/state/meta.h"
 
@@ -53,7 +54,7 @@ std::string meta_of(const OptimSnapshot& s) {
       meta[number.name.substr(0, dot)][number.name.substr(dot + 1)] = value;
     }
   }
-  return meta.dump(-1, ' ', false, StateJson::error_handler_t::replace);
+  return dump_text(meta);
 }
 
 // A section of a blob: bytes of the snapshot, or an array, whose values may be elsewhere.

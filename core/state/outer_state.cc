@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "core/base/json_text.h"
 #include "core/state/meta.h"
 
 namespace sotto {
@@ -110,7 +111,7 @@ std::vector<std::byte> encode_outer(const OuterSnapshot& s) {
   }
   if (s.tuning) meta["tuning"] = tuning_meta(*s.tuning);
   BlobWriter writer;
-  writer.add("meta", std::string_view(meta.dump()));
+  writer.add("meta", std::string_view(dump_text(meta)));
   for (size_t i = 0; i < s.fragments.size(); ++i) add_fragment(i, s.fragments[i], &writer);
   return std::move(writer).finish();
 }

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "core/base/json_text.h"
 #include "core/state/meta.h"
 
 namespace sotto {
@@ -17,7 +18,7 @@ std::vector<std::byte> encode(const OverlapSnapshot& s, StateMode mode) {
     gradients.insert(gradients.end(), bucket.begin(), bucket.end());
   }
   BlobWriter writer;
-  writer.add("meta", std::string_view(meta.dump()));
+  writer.add("meta", std::string_view(dump_text(meta)));
   writer.add("counts", s.counts);
   writer.add("bucket_sizes", sizes);
   writer.add("bucket_gradients", gradients);

@@ -1,5 +1,6 @@
 #include "core/wire/control.h"
 
+#include "core/base/text.h"
 #include "core/wire/bytes.h"
 
 namespace sotto::wire {
@@ -28,7 +29,7 @@ std::string Join::encode() const {
   out.number(rank);
   out.number(size);
   out.number(pid);
-  out.text(std::string_view(host).substr(0, kMaxHostBytes));
+  out.text(cut_text(host, kMaxHostBytes));
   return out.take();
 }
 
@@ -114,10 +115,10 @@ std::string Failure::encode() const {
   ByteWriter out;
   out.number(code);
   out.number(rank);
-  out.text(std::string_view(text).substr(0, kMaxTextBytes));
+  out.text(cut_text(text, kMaxTextBytes));
   if (reporter >= 0) {
     out.number(reporter);
-    out.text(std::string_view(waits).substr(0, kMaxTextBytes));
+    out.text(cut_text(waits, kMaxTextBytes));
   }
   return out.take();
 }
@@ -143,7 +144,7 @@ Result<Failure> Failure::decode(Bytes bytes) {
 
 std::string Heartbeat::encode() const {
   ByteWriter out;
-  out.text(std::string_view(waiting).substr(0, kMaxTextBytes));
+  out.text(cut_text(waiting, kMaxTextBytes));
   out.number(static_cast<uint32_t>(silent_ms.size()));
   for (const uint32_t ms : silent_ms) out.number(ms);
   return out.take();

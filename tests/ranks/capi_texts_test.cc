@@ -1,8 +1,11 @@
 // What errors at the C ABI say: what the caller called, whom it concerns and what can be done.
+#include <array>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "core/base/text.h"
 #include "tests/ranks/capi_support.h"
 
 namespace sotto::test {
@@ -96,6 +99,32 @@ TEST_P(CapiTexts, SendAndReceiveHaveNoInternalNumbers) {
                     }
                   }),
             "");
+}
+
+// Whatever the bytes of a reason: texts and reports are UTF-8, and the same on all ranks.
+TEST_P(CapiTexts, AReasonToAbortMayHoldAnyBytes) {
+  std::string euros = "a";
+  while (euros.size() < 75'000) euros += "\xe2\x82\xac";
+  for (const std::string& reason :
+       {std::string("caf\xe9"), euros, "a" + euros, std::string(30'000, '\xff')}) {
+    std::array<std::string, 2> causes;
+    EXPECT_EQ(world(2,
+                    [&](Member& self) {
+                      OK(sotto_barrier(self.comm, nullptr, nullptr));
+                      if (self.rank == 0) OK(sotto_comm_abort(self.comm, reason.c_str()));
+                      FAILS(sotto_barrier(self.comm, nullptr, nullptr), SOTTO_E_ABORTED, "aborted");
+                      const char* cause = nullptr;
+                      FAILS(sotto_comm_error(self.comm, &cause), SOTTO_E_ABORTED, "aborted");
+                      causes[static_cast<size_t>(self.rank)] = cause;
+                      const auto report = [&](char* text, uint64_t room, uint64_t* length) {
+                        return sotto_comm_report(self.comm, nullptr, text, room, length);
+                      };
+                      require(nlohmann::json::parse(read_all(report))["cause"] == cause, "cause");
+                    }),
+              "");
+    EXPECT_TRUE(is_utf8(causes[0]));
+    EXPECT_EQ(causes[0], causes[1]);
+  }
 }
 
 TEST_P(CapiTexts, DifferingConfigurationsNameTheKeyAndBothValues) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "core/base/hash.h"
+#include "core/base/text.h"
 #include "core/wire/bytes.h"
 #include "core/wire/control.h"
 
@@ -217,6 +218,16 @@ TEST(ControlPayload, LongTextsAreCut) {
   const auto back = wire::Failure::decode(view(wire::Failure{-9, 1, text}.encode()));
   ASSERT_TRUE(back.ok());
   EXPECT_EQ(back->text.size(), wire::kMaxTextBytes);
+  // Between characters.
+  std::string euros = "a";
+  while (euros.size() <= wire::kMaxTextBytes) euros += "\xe2\x82\xac";
+  const auto failure = wire::Failure::decode(view(wire::Failure{-9, 1, euros, 2, euros}.encode()));
+  const auto beat = wire::Heartbeat::decode(view(wire::Heartbeat{euros, {}}.encode()));
+  ASSERT_TRUE(failure.ok() && beat.ok());
+  for (const std::string& cut : {failure->text, failure->waits, beat->waiting}) {
+    EXPECT_TRUE(is_utf8(cut));
+    EXPECT_GT(cut.size(), wire::kMaxTextBytes - 3);
+  }
 }
 
 // What programs say first that take the port for another one: the text names their protocol.

@@ -6,6 +6,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "core/base/json_text.h"
 #include "core/base/text.h"
 #include "tests/support/variables.h"
 #include "transports/nccl/params.h"
@@ -295,6 +296,21 @@ TEST(Text, PrintableKeepsUtf8AndEscapesTheRest) {
   EXPECT_EQ(printable("abcdef", 3), "abc...");
   EXPECT_EQ(printable("ab\xc3\xbc", 3), "ab...");  // never half a character
   EXPECT_EQ(printable("abc", 3), "abc");
+}
+
+TEST(Text, IsCutBetweenCharacters) {
+  const std::string text = "ab\xe2\x82\xac\xf0\x9f\x98\x80";
+  const std::vector<size_t> sizes = {0, 1, 2, 2, 2, 5, 5, 5, 5, 9, 9};
+  for (size_t room = 0; room < sizes.size(); ++room)
+    EXPECT_EQ(cut_text(text, room), text.substr(0, sizes[room])) << room;
+}
+
+TEST(Text, WhatIsNotUtf8IsReplaced) {
+  EXPECT_EQ(valid_utf8("a\nb gr\xc3\xbc\xc3\x9f"), "a\nb gr\xc3\xbc\xc3\x9f");
+  EXPECT_EQ(valid_utf8("caf\xe9"), "caf\xef\xbf\xbd");
+  EXPECT_EQ(valid_utf8("\xc3"), "\xef\xbf\xbd");
+  EXPECT_EQ(valid_utf8("\xed\xa0x"), "\xef\xbf\xbd\xef\xbf\xbdx");
+  EXPECT_TRUE(is_utf8(dump_text(nlohmann::json{{"text", "caf\xe9"}})));
 }
 
 }  // namespace

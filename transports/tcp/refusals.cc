@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/base/log.h"
+#include "core/base/text.h"
 
 namespace sotto::tcp {
 namespace {
@@ -15,7 +16,7 @@ std::string host_of(const std::string& peer) { return peer.substr(0, peer.rfind(
 }  // namespace
 
 std::string printable(std::string_view text, size_t most) {
-  std::string out(text.substr(0, most));
+  std::string out(cut_text(text, most));
   for (char& c : out) {
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
   }
