@@ -127,6 +127,30 @@ TEST_P(CapiTexts, AReasonToAbortMayHoldAnyBytes) {
   }
 }
 
+// A root of these receives nothing, and may have completed when it hears of another root. Then the
+// next call says so, with both sides of the one that differs.
+TEST_P(CapiTexts, DifferingRootsAreNamedAtTheLatestInTheNextCall) {
+  for (const int32_t size : {2, 4}) {
+    for (const bool scatters : {false, true}) {
+      EXPECT_EQ(world(size,
+                      [&](Member& self) {
+                        const int32_t root = self.rank % 2;
+                        std::vector<float> one(8), all(8 * static_cast<size_t>(size));
+                        const sotto_buffer a = buffer(one), b = buffer(all);
+                        sotto_status status =
+                            scatters
+                                ? sotto_scatter(self.comm, &b, &a, 1, root, nullptr, nullptr)
+                                : sotto_broadcast(self.comm, &a, &a, 1, root, nullptr, nullptr);
+                        if (status == SOTTO_OK) status = sotto_barrier(self.comm, nullptr, nullptr);
+                        FAILS(status, SOTTO_E_PROTOCOL, scatters ? "scatter(" : "broadcast(",
+                              "root 0", "root 1");
+                      }),
+                "")
+          << size << " ranks, scatter " << scatters;
+    }
+  }
+}
+
 TEST_P(CapiTexts, DifferingConfigurationsNameTheKeyAndBothValues) {
   struct Pair {
     std::string first, second;
