@@ -12,6 +12,12 @@ namespace {
 
 constexpr int64_t kNsPerMs = 1000000;
 
+bool is_ignored(int number) {
+  struct sigaction action {};
+  sigaction(number, nullptr, &action);
+  return action.sa_handler == SIG_IGN;
+}
+
 }  // namespace
 
 int64_t now_ns() {
@@ -27,7 +33,10 @@ int64_t to_ns(double seconds) {
 int open_signal_fd() {
   sigset_t set;
   sigemptyset(&set);
-  for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGTSTP}) sigaddset(&set, number);
+  signal(SIGCHLD, SIG_DFL);  // children of a process that ignores it leave no wait status
+  for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGTSTP}) {
+    if (!is_ignored(number)) sigaddset(&set, number);
+  }
   sigprocmask(SIG_BLOCK, &set, nullptr);
   return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
 }

@@ -173,9 +173,9 @@ class Failure(unittest.TestCase):
 
 
 class NoOrphans(unittest.TestCase):
-    def start(self, files, rest="wait", *options):
+    def start(self, files, rest="wait", *options, **kwargs):
         process = subprocess.Popen([program(), "-n", "2", *options, "--", "sh", "-c", files.script(rest)],
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **kwargs)
         self.assertTrue(wait_until(lambda: len(files.pids()) == 4))
         return process
 
@@ -192,6 +192,23 @@ class NoOrphans(unittest.TestCase):
                 self.assertEqual(process.returncode, 128 + number)
                 self.assertIn(f"sotto-run: ended by signal {int(number)} (", error)
                 self.check_gone(pids)
+
+    def test_signals_that_are_ignored_from_the_start_end_nothing(self):
+        """As behind nohup, and as a shell does it for what it starts in the background."""
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            with PidFiles() as files:
+                ignored = f"[ $((0x$(sed -n 's/^SigIgn:.//p' /proc/self/status) >> {number - 1} & 1)) = 1 ]"
+                process = self.start(files, f"{files.wait_for('sent', 'all')}; {ignored} && echo ignored >&2",
+                                     preexec_fn=lambda number=number: signal.signal(number, signal.SIG_IGN))
+                process.send_signal(number)
+                with open(f"{files.folder.name}/sent.all.tmp", "wb"):
+                    pass
+                error = process.communicate(timeout=LIMIT_S)[1]
+                self.assertEqual((process.returncode, sorted(error.splitlines())), (0, ["[0] ignored", "[1] ignored"]))
+
+    def test_a_parent_that_ignores_its_children(self):
+        done = sh(2, "exit 3", preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN), timeout=LIMIT_S)
+        self.assertEqual(done.returncode, 3, done.stderr)
 
     def test_second_signal_kills_at_once(self):
         with PidFiles() as files:

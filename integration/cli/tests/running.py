@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,8 +25,14 @@ LIMIT_S = 100  # of what takes no time; ranks that would hold a run up sleep for
 
 
 def take_program():
-    """The first argument of a test is the path of sotto-run; the rest are unittest's."""
+    """The first argument of a test is the path of sotto-run; the rest are unittest's.
+
+    What the test starts ignores no signal that sotto-run takes, even where the test was started so.
+    """
     global _program
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     _program = os.path.abspath(sys.argv.pop(1))
     assert re.search("sotto-run$", _program)
 
