@@ -82,7 +82,9 @@ std::vector<std::string> LocalRanks::environment_of(int32_t rank,
 
 void LocalRanks::signal_all(int number) {
   for (const Rank& rank : ranks_) {
-    if (rank.pid > 0) kill(-rank.pid, number);
+    if (rank.pid <= 0) continue;
+    kill(-rank.pid, number);
+    kill(-rank.pid, SIGCONT);  // a stopped process acts on SIGKILL alone
   }
 }
 

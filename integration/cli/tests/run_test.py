@@ -154,6 +154,14 @@ class Failure(unittest.TestCase):
         self.assertEqual((done.returncode, done.stdout), (5, "[0] told\n"))
         self.assertIn("sotto-run: ending rank 0\n", done.stderr)
 
+    def test_a_stopped_rank_hears_sigterm(self):
+        with PidFiles() as files:
+            stopped = f"grep -q '^State:.T' /proc/$(cut -d' ' -f1 {files.folder.name}/0)/status"
+            waits = f"{files.wait_for('trap', 0)}; until {stopped}; do sleep 0.02; done"
+            stops = files.script(f"trap 'echo told; exit 0' TERM; {files.note('trap')}; kill -STOP $$; sleep 1000")
+            done = sh(2, f"[ $SOTTO_RANK = 1 ] && {{ {waits}; exit 5; }}; {stops}", "--grace", "0.1")
+        self.assertEqual((done.returncode, done.stdout), (5, "[0] told\n"))
+
     def test_then_sigkill(self):
         begin = time.monotonic()
         with PidFiles() as files:
