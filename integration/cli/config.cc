@@ -148,7 +148,7 @@ int run_config(const ConfigArguments& arguments) {
     throw CommandError(arguments.file + ": " + e.what());
   }
   const Json report = Json::parse(text);
-  std::fputs(arguments.json ? (text + "\n").c_str() : render(report).c_str(), stdout);
+  print(arguments.json ? text + "\n" : render(report));
   if (report.at("can_run").get<bool>()) return 0;
   std::string reasons;
   for (const Json& reason : report.at("reasons"))

@@ -1,6 +1,4 @@
 // sotto info: what the library is made of and how it is set up here.
-#include <cstdio>
-
 #include "integration/cli/commands.h"
 #include "integration/cli/render.h"
 #include "sotto/sotto.h"
@@ -51,7 +49,7 @@ int run_info(bool json) {
   const Json context = context_report();
   const std::string text =
       json ? Json{{"build", build}, {"context", context}}.dump(2) + "\n" : render(build, context);
-  std::fputs(text.c_str(), stdout);
+  print(text);
   return 0;
 }
 

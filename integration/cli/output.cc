@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 #include <utility>
 
 namespace sotto_cli {
@@ -14,7 +15,7 @@ constexpr size_t kLongestLine = size_t{1} << 20;  // bytes; a longer one is writ
 
 }  // namespace
 
-void write_all(int fd, std::string_view text) {
+int write_all(int fd, std::string_view text) {
   while (!text.empty()) {
     const ssize_t n = write(fd, text.data(), text.size());
     if (n > 0) {
@@ -23,16 +24,28 @@ void write_all(int fd, std::string_view text) {
       pollfd waits{fd, POLLOUT, 0};
       poll(&waits, 1, -1);
     } else if (n < 0 && errno != EINTR) {
-      return;
+      return errno == EPIPE ? 0 : errno;
     }
   }
+  return 0;
 }
 
-Relay::Relay(int sink, std::string prefix, bool raw)
+std::string write_failure(std::string_view name, int error) {
+  return "cannot write " + std::string(name) + ": " + std::strerror(error);
+}
+
+void Sink::write(std::string_view text) {
+  const int error = write_all(fd_, text);
+  if (error == 0) return;
+  if (!failed_) write_all(STDERR_FILENO, "sotto-run: " + write_failure(name_, error) + "\n");
+  failed_ = true;
+}
+
+Relay::Relay(Sink& sink, std::string prefix, bool raw)
     : sink_(sink), prefix_(std::move(prefix)), raw_(raw) {}
 
 void Relay::take(std::string_view bytes) {
-  if (raw_) write_all(sink_, bytes);
+  if (raw_) sink_.write(bytes);
   while (!bytes.empty()) {
     const size_t end = bytes.find('\n');
     line_ += bytes.substr(0, end);
@@ -52,7 +65,7 @@ void Relay::finish_line() {
   while (!line.empty() && line.back() == '\r') line.pop_back();
   const size_t overwritten = line.rfind('\r');
   if (overwritten != std::string::npos) line.erase(0, overwritten + 1);
-  if (!raw_) write_all(sink_, prefix_ + line + '\n');
+  if (!raw_) sink_.write(prefix_ + line + '\n');
   last_lines_.push_back(std::move(line));
   if (last_lines_.size() > kRememberedLines) last_lines_.pop_front();
 }

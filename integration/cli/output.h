@@ -1,4 +1,4 @@
-// What ranks print, on its way to the standard output and error of sotto-run.
+// What these programs and ranks print, on its way to standard output and error.
 #pragma once
 
 #include <cstddef>
@@ -8,9 +8,27 @@
 
 namespace sotto_cli {
 
-// Writes everything to a descriptor, however long that takes; gives up quietly when no process
-// reads any more.
-void write_all(int fd, std::string_view text);
+// Writes everything to a descriptor, however long that takes. Returns 0, or the errno for which it
+// gave up. That no process reads any more is no error: it has seen enough.
+int write_all(int fd, std::string_view text);
+// "cannot write standard output: No space left on device".
+std::string write_failure(std::string_view name, int error);
+
+// Standard output or error of sotto-run. A log that cannot be written ends no run: the first
+// failure is told on standard error, and later texts are tried again.
+class Sink {
+ public:
+  Sink(int fd, std::string_view name) : fd_(fd), name_(name) {}
+
+  void write(std::string_view text);
+  // Whether some text was lost.
+  bool failed() const { return failed_; }
+
+ private:
+  const int fd_;
+  const std::string_view name_;
+  bool failed_ = false;
+};
 
 // One stream of one rank. Complete lines get a prefix and are written in one piece, so that lines
 // of different ranks do not mix; a raw stream is passed on byte for byte as it comes. The last
@@ -18,7 +36,7 @@ void write_all(int fd, std::string_view text);
 class Relay {
  public:
   // sink: borrowed.
-  Relay(int sink, std::string prefix, bool raw);
+  Relay(Sink& sink, std::string prefix, bool raw);
 
   void take(std::string_view bytes);
   // Passes on an unfinished last line.
@@ -29,7 +47,7 @@ class Relay {
  private:
   void finish_line();
 
-  const int sink_;
+  Sink& sink_;
   const std::string prefix_;
   const bool raw_;
   std::string line_;  // unfinished

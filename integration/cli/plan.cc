@@ -162,8 +162,7 @@ int run_plan(const PlanArguments& arguments) {
   } catch (const CommandError& e) {
     throw CommandError(arguments.file + ": " + e.what());
   }
-  std::fputs(arguments.json ? (text + "\n").c_str() : render_plan(Json::parse(text)).c_str(),
-             stdout);
+  print(arguments.json ? text + "\n" : render_plan(Json::parse(text)));
   return 0;
 }
 

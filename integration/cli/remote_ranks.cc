@@ -50,14 +50,14 @@ bool read_some(int& fd, std::string& bytes) {
 }  // namespace
 
 RemoteRanks::RemoteRanks(const RemoteShell& shell, const Host& host, Job job,
-                         std::shared_ptr<Heartbeats> heartbeats, Watcher& watcher)
+                         std::shared_ptr<Heartbeats> heartbeats, Watcher& watcher, Sink& messages)
     : host_(host),
       program_(shell.program),
       job_(std::move(job)),
       heartbeats_(std::move(heartbeats)),
       watcher_(watcher),
-      messages_(STDERR_FILENO, fmt::format("[{}] ", host.name), false),
-      greeting_(STDERR_FILENO, fmt::format("[{}] ", host.name), false),
+      messages_(messages, fmt::format("[{}] ", host.name), false),
+      greeting_(messages, fmt::format("[{}] ", host.name), false),
       closed_(static_cast<size_t>(job_.group.count)),
       heard_ns_(now_ns()) {
   // A socket, since a write to a pipe without a reader would end this process.

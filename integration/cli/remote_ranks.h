@@ -23,10 +23,10 @@ struct RemoteShell {
 
 class RemoteRanks final : public RankRunner {
  public:
-  // Starts the remote shell. The watcher has been started, and outlives this. Throws
-  // std::runtime_error if there is no such program here.
+  // Starts the remote shell, whose messages go to `messages`. The watcher has been started; both
+  // outlive this. Throws std::runtime_error if there is no such program here.
   RemoteRanks(const RemoteShell& shell, const Host& host, Job job,
-              std::shared_ptr<Heartbeats> heartbeats, Watcher& watcher);
+              std::shared_ptr<Heartbeats> heartbeats, Watcher& watcher, Sink& messages);
   ~RemoteRanks() override;
 
   const RankGroup& group() const override { return job_.group; }

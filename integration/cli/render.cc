@@ -1,5 +1,7 @@
 #include "integration/cli/render.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cctype>
 #include <cstdint>
@@ -8,6 +10,7 @@
 #include <iterator>
 
 #include "integration/cli/commands.h"
+#include "integration/cli/output.h"
 #include "sotto/sotto.h"
 
 namespace sotto_cli {
@@ -47,6 +50,11 @@ std::string read_report(const std::function<int32_t(char*, uint64_t, uint64_t*)>
   }
   text.resize(length);
   return text;
+}
+
+void print(const std::string& text) {
+  const int error = write_all(STDOUT_FILENO, text);
+  if (error != 0) throw CommandError(write_failure("standard output", error));
 }
 
 std::string plain(const Json& value) {

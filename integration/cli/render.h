@@ -20,6 +20,9 @@ std::string read_report(
 // configuration as one base64url word, is that itself. Throws CommandError.
 std::string read_config_file(const std::string& name);
 
+// Writes standard output. Throws CommandError if that cannot be done.
+void print(const std::string& text);
+
 // A value on one line: strings bare, lists separated by commas, null as a dash.
 std::string plain(const Json& value);
 

@@ -7,12 +7,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iterator>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "integration/cli/agent.h"
 #include "integration/cli/hosts.h"
+#include "integration/cli/output.h"
 #include "integration/cli/supervisor.h"
 #include "integration/cli/words.h"
 
@@ -42,8 +44,8 @@ constexpr const char* kDescription =
 
 constexpr const char* kFooter =
     "Exit code: that of the first rank that failed (128 + number for a signal), else 0.\n"
-    "124: time limit; 125: sotto-run itself or a host failed; 126: program cannot be run; 127: "
-    "program not found;\n"
+    "124: time limit; 125: sotto-run itself or a host failed, or output could not be written;\n"
+    "126: program cannot be run; 127: program not found;\n"
     "128 + number: sotto-run was ended by a signal.\n\n"
     "Examples: sotto-run -n 4 -- ./trainer --steps 100\n"
     "          sotto-run --hosts node1:2,alice@node2:2 -x OMP_NUM_THREADS -- ./trainer --steps 100";
@@ -220,7 +222,11 @@ Parsed parse(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {
-    parsed.exit_code = app.exit(e);
+    std::ostringstream help;
+    parsed.exit_code = app.exit(e, help);
+    sotto_cli::Sink out(STDOUT_FILENO, "standard output");
+    out.write(help.str());
+    if (out.failed()) parsed.exit_code = sotto_cli::kExitOwnFailure;
     return parsed;
   } catch (const CLI::ParseError& e) {
     parsed.exit_code = usage_error(e.what());

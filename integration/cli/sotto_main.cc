@@ -1,9 +1,11 @@
 // sotto: looks at the library and at configuration files, and starts the benchmarks.
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <sstream>
 #include <string>
 
 #include "integration/cli/commands.h"
+#include "integration/cli/render.h"
 #include "sotto/sotto.h"
 
 namespace {
@@ -89,7 +91,10 @@ int dispatch(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {
-    return app.exit(e);
+    std::ostringstream text;
+    const int exit_code = app.exit(e, text);
+    sotto_cli::print(text.str());
+    return exit_code;
   } catch (const CLI::ParseError& e) {
     std::fprintf(stderr, "sotto: %s\nTry sotto --help.\n", e.what());
     return kUsageError;

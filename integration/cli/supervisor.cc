@@ -25,7 +25,8 @@ int exit_code_of(int wait_status) {
   return WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : kExitSignal + WTERMSIG(wait_status);
 }
 
-std::vector<std::unique_ptr<RankRunner>> make_runners(const RunOptions& options, Watcher& watcher) {
+std::vector<std::unique_ptr<RankRunner>> make_runners(const RunOptions& options, Watcher& watcher,
+                                                      Sink& messages) {
   RankGroup group;
   group.count = group.world = options.ranks;
   group.words = options.wrapper;
@@ -46,7 +47,8 @@ std::vector<std::unique_ptr<RankRunner>> make_runners(const RunOptions& options,
     job.host = host.name;
     job.group.count = host.slots;
     job.has_rendezvous = runners.empty() && options.rendezvous.empty();
-    runners.push_back(std::make_unique<RemoteRanks>(options.shell, host, job, heartbeats, watcher));
+    runners.push_back(
+        std::make_unique<RemoteRanks>(options.shell, host, job, heartbeats, watcher, messages));
     job.group.first += host.slots;
   }
   return runners;
@@ -70,14 +72,15 @@ int Supervisor::run() {
     return kExitOwnFailure;
   }
   if (options_.timeout_s > 0) time_limit_ns_ = now_ns() + to_ns(options_.timeout_s);
-  runners_ = make_runners(options_, watcher_);
+  runners_ = make_runners(options_, watcher_, err_);
   wait_until_ready();
   if (stage_ == RankStage::kRunning) start_all();
   while (!everything_done()) wait_for_events();
   close_runners();
   show_first_failure();
   watcher_.stop();
-  return exit_code_;
+  const bool lost_output = out_.failed() || err_.failed();
+  return exit_code_ == 0 && lost_output ? kExitOwnFailure : exit_code_;
 }
 
 void Supervisor::wait_until_ready() {
@@ -104,9 +107,8 @@ void Supervisor::expect_rank(int32_t r) {
   Rank& rank = ranks_[static_cast<size_t>(r)];
   const std::string prefix = fmt::format("{}[{}] ", redraw_ ? "\r\x1b[K" : "", r);
   const bool raw = r == options_.raw_rank;
-  if (!raw || !options_.hosts.empty())
-    rank.out = std::make_unique<Relay>(STDOUT_FILENO, prefix, raw);
-  rank.err = std::make_unique<Relay>(STDERR_FILENO, prefix, raw);
+  if (!raw || !options_.hosts.empty()) rank.out = std::make_unique<Relay>(out_, prefix, raw);
+  rank.err = std::make_unique<Relay>(err_, prefix, raw);
   rank.running = true;
 }
 
@@ -292,11 +294,11 @@ std::string Supervisor::running_ranks() const {
   return list;
 }
 
-void Supervisor::say(const std::string& text) const {
-  write_all(STDERR_FILENO, fmt::format("{}sotto-run: {}\n", redraw_ ? "\r\x1b[K" : "", text));
+void Supervisor::say(const std::string& text) {
+  err_.write(fmt::format("{}sotto-run: {}\n", redraw_ ? "\r\x1b[K" : "", text));
 }
 
-void Supervisor::show_first_failure() const {
+void Supervisor::show_first_failure() {
   if (!ended_because_.empty()) say(ended_because_);
   if (first_failure_ < 0) return;
   const Rank& rank = ranks_[static_cast<size_t>(first_failure_)];

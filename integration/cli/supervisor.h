@@ -1,6 +1,8 @@
 // A run: n ranks of one program, from their start to the end of the last one.
 #pragma once
 
+#include <unistd.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -78,10 +80,12 @@ class Supervisor final : public RankListener {
   bool everything_done() const;
   bool any_running() const;
   std::string running_ranks() const;
-  void say(const std::string& text) const;
-  void show_first_failure() const;
+  void say(const std::string& text);
+  void show_first_failure();
 
   const RunOptions options_;
+  Sink out_{STDOUT_FILENO, "standard output"};
+  Sink err_{STDERR_FILENO, "standard error"};
   Watcher watcher_;
   std::vector<std::unique_ptr<RankRunner>> runners_;  // in the order of their ranks
   std::vector<Rank> ranks_;

@@ -77,6 +77,27 @@ class Output(unittest.TestCase):
     def test_standard_input_is_empty(self):
         self.assertEqual(sh(2, "wc -c", stdin=subprocess.DEVNULL).stdout.split().count("0"), 2)
 
+    def test_what_cannot_be_written_is_told_once_and_fails_at_the_end(self):
+        with open("/dev/full", "w", encoding="ascii") as full:
+            for code in (0, 3):
+                done = run("-n", "1", "--", "sh", "-c", f"echo a; sleep 0.1; echo b; sleep 0.1; echo c >&2; exit {code}",
+                           stdout=full)
+                self.assertEqual(done.returncode, code or 125)
+                told = "sotto-run: cannot write standard output: No space left on device\n[0] c\n"
+                self.assertEqual(done.stderr[:len(told)], told)
+                self.assertEqual(done.stderr.count("cannot write"), 1)
+            done = run("-n", "1", "--", "sh", "-c", "echo a >&2; echo b", stderr=full)
+            self.assertEqual((done.returncode, done.stdout), (125, "[0] b\n"))
+            self.assertEqual(run("--help", stdout=full).returncode, 125)
+
+    def test_a_reader_that_has_gone_is_no_failure(self):
+        read_end, write_end = os.pipe()
+        os.close(read_end)
+        done = run("-n", "1", "--", "sh", "-c", "echo a", stdout=write_end,
+                   preexec_fn=lambda: signal.signal(signal.SIGPIPE, signal.SIG_IGN))
+        os.close(write_end)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
     def test_a_daemon_that_holds_the_output_does_not_hold_up_the_run(self):
         with PidFiles() as files:
             done = sh(1, f"setsid sh -c 'echo $$ > {files.folder.name}/0; exec sleep 1000' & "

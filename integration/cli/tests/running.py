@@ -42,8 +42,8 @@ def program():
 
 
 def run(*args, **kwargs):
-    kwargs.setdefault("timeout", LIMIT_S)
-    return subprocess.run([program(), *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **kwargs)
+    kwargs = {"timeout": LIMIT_S, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **kwargs}
+    return subprocess.run([program(), *args], text=True, **kwargs)
 
 
 def sh(ranks, script, *options, **kwargs):

@@ -20,8 +20,8 @@ LAMB = '{"train_batch_size": 8, "optimizer": {"type": "OneBitLamb", "params": {"
 
 
 def sotto(*args, program=None, **kwargs):
-    return subprocess.run([program or SOTTO, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60,
-                          check=False, **kwargs)
+    kwargs = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "timeout": 60, **kwargs}
+    return subprocess.run([program or SOTTO, *args], text=True, check=False, **kwargs)
 
 
 class Info(unittest.TestCase):
@@ -210,6 +210,15 @@ class Others(unittest.TestCase):
             os.chmod(perf, 0o755)
             done = sotto("bench", "--row", "3", "--help", program=copy, env=env)
             self.assertEqual((done.returncode, done.stdout), (7, "got: --row 3 --help\n"))
+
+    def test_what_cannot_be_written(self):
+        plan = ("--ranks", "4", "--bandwidth", "1gbit", "--latency", "1ms", "--step-time", "20ms", "--params", "1000000")
+        with open("/dev/full", "w", encoding="ascii") as full:
+            for args in (("info",), ("info", "--json"), ("config", "-"), ("config", "-", "--json"), ("plan", "-", *plan), ("--help",),
+                         ("--version",)):
+                done = sotto(*args, input="{}", stdout=full)
+                self.assertEqual((done.returncode, done.stderr),
+                                 (1, "sotto: cannot write standard output: No space left on device\n"), args)
 
     def test_usage(self):
         for args in ((), ("nothing",), ("config",), ("config", "x", "--world-size", "0"), ("plan", "x", "--ranks", "4"), ("info", "--yaml")):
