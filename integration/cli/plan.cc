@@ -1,6 +1,7 @@
 // sotto plan: what outer steps would cost on a link, and which ones to take.
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <map>
 #include <string_view>
@@ -27,7 +28,8 @@ double quantity(std::string_view option, std::string_view text, const std::array
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   const std::string_view word(end, static_cast<size_t>(text.data() + text.size() - end));
   for (const Unit& unit : units) {
-    if (error == std::errc() && word == unit.word) return value * unit.factor;
+    if (error == std::errc() && std::isfinite(value) && word == unit.word)
+      return value * unit.factor;
   }
   std::string words;
   for (const Unit& unit : units) words += (words.empty() ? "" : ", ") + std::string(unit.word);

@@ -3,7 +3,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <iterator>
@@ -14,6 +13,7 @@
 
 #include "integration/cli/agent.h"
 #include "integration/cli/hosts.h"
+#include "integration/cli/options.h"
 #include "integration/cli/output.h"
 #include "integration/cli/supervisor.h"
 #include "integration/cli/words.h"
@@ -128,8 +128,6 @@ int check_hosts(RunOptions& options, const Words& words) {
                        std::to_string(slots) + " slots; -n may be left out");
   }
   options.ranks = slots;
-  if (std::isnan(options.host_timeout_s))
-    return usage_error("--host-timeout is no number, expected seconds");
   const auto shell = sotto_cli::split_words(words.shell);
   if (!shell) return usage_error("--rsh has an open quote: " + words.shell);
   if (shell->empty()) return usage_error("--rsh is empty, expected a command");
@@ -165,7 +163,7 @@ int check(RunOptions& options, const Words& words, bool has_hosts) {
 
 void add_run_options(CLI::App& app, RunOptions& options, Words& words) {
   app.add_option("-n,--ranks", options.ranks, "Number of ranks; with --hosts that of all slots")
-      ->check(CLI::Range(1, sotto_cli::kMostRanks));
+      ->transform(sotto_cli::whole_number_from(1, sotto_cli::kMostRanks));
   app.add_option("--rendezvous", options.rendezvous,
                  "Where rank 0 listens, tcp://host:port (a free port of 127.0.0.1, with --hosts of "
                  "the first host)");
@@ -176,9 +174,9 @@ void add_run_options(CLI::App& app, RunOptions& options, Words& words) {
                  "repeated")
       ->allow_extra_args(false);
   app.add_option("--timeout", options.timeout_s, "Seconds after which the run is ended (no limit)")
-      ->check(CLI::Range(0.0, 1e8));
+      ->transform(sotto_cli::number_from(0, 1e8));
   app.add_option("--grace", options.grace_s, "Seconds that ranks get to end by themselves (10)")
-      ->check(CLI::Range(0.0, 1e8));
+      ->transform(sotto_cli::number_from(0, 1e8));
 }
 
 // Returns --hosts.
@@ -200,7 +198,7 @@ CLI::Option* add_host_options(CLI::App& app, RunOptions& options, Words& words) 
   app.add_option("--host-timeout", options.host_timeout_s,
                  "Seconds after which a host that does not answer has failed, and a host that does "
                  "not hear from sotto-run ends its ranks (60)")
-      ->check(CLI::Range(1.0, 1e6))
+      ->transform(sotto_cli::number_from(1, 1e6))
       ->needs(hosts);
   return hosts;
 }
@@ -217,7 +215,7 @@ Parsed parse(int argc, char** argv) {
       app.add_option("--raw-rank", options.raw_rank,
                      "Rank whose output is passed through untouched, -1: none (0 on a terminal, "
                      "with --hosts none)")
-          ->check(CLI::Range(-1, sotto_cli::kMostRanks - 1));
+          ->transform(sotto_cli::whole_number_from(-1, sotto_cli::kMostRanks - 1));
   app.prefix_command();  // everything from the program on is its own, whatever it looks like
   try {
     app.parse(argc, argv);

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "integration/cli/commands.h"
+#include "integration/cli/options.h"
 #include "integration/cli/render.h"
 #include "sotto/sotto.h"
 
@@ -23,7 +24,7 @@ CLI::App* add_plan(CLI::App* app, PlanArguments* arguments) {
       ->required();
   plan->add_option("--ranks", arguments->ranks, "Ranks that average")
       ->required()
-      ->check(CLI::Range(1, 1024));
+      ->transform(sotto_cli::whole_number_from(1, 1024));
   plan->add_option("--bandwidth", arguments->bandwidth,
                    "Of a rank's link, in each direction: 100mbit, 2.5gbit")
       ->required();
@@ -33,10 +34,11 @@ CLI::App* add_plan(CLI::App* app, PlanArguments* arguments) {
                    "Parameters of the model, or of each of its tensors (fragments are made of "
                    "tensors)")
       ->required()
-      ->delimiter(',');
+      ->delimiter(',')
+      ->transform(sotto_cli::whole_number_from(0));
   plan->add_option("--contention", arguments->contention,
                    "How much longer a step is beside an average, as a share")
-      ->check(CLI::Range(0.0, 1000.0))
+      ->transform(sotto_cli::number_from(0, 1000))
       ->capture_default_str();
   plan->add_flag("--json", arguments->json, "As JSON");
   plan->footer(
@@ -69,9 +71,10 @@ int dispatch(int argc, char** argv) {
   config
       ->add_option("--world-size", arguments.world_size,
                    "Data-parallel ranks, for batch sizes and bytes")
-      ->check(CLI::Range(1, 1 << 20));
-  config->add_option("--params", arguments.n_params,
-                     "Parameters of the model, for memory and bytes");
+      ->transform(sotto_cli::whole_number_from(1, 1 << 20));
+  config
+      ->add_option("--params", arguments.n_params, "Parameters of the model, for memory and bytes")
+      ->transform(sotto_cli::whole_number_from(0));
   config->add_flag("--json", arguments.json, "As JSON");
   config->footer(
       "Exit code: 0 if the configuration can run here, else 1 with the error on standard error; 2 "

@@ -222,7 +222,7 @@ class BadInput(Case):
     def test_usage(self):
         for words, text in ((("-n", "3"), "-n is 3, but --hosts has 4 slots"), (("--raw-rank", "4"), "allowed 0 to 3"),
                             (("--host-timeout", "0"), "host-timeout"),
-                            (("--host-timeout", "nan"), "--host-timeout is no number"), (("--rsh", ""), "--rsh is empty"),
+                            (("--host-timeout", "nan"), "--host-timeout: found nan"), (("--rsh", ""), "--rsh is empty"),
                             (("--rsh", "a 'b"), "--rsh has an open quote: a 'b")):
             words = [program(), "--hosts", TWO, *words, "--", "true"]
             done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S)

@@ -131,10 +131,17 @@ class ExitCodes(unittest.TestCase):
                            (("-n", "2", "--raw-rank", "2", "--", "true"), "--raw-rank is 2, allowed 0 to 1"),
                            (("-n", "1", "--wrapper", "a 'b", "--", "true"), "open quote"),
                            (("-n", "1", "--bogus", "1", "--", "true"), "unknown option --bogus"),
-                           (("-n", "1", "--timeout", "-1", "--", "true"), "timeout")):
+                           (("-n", "1", "--timeout", "-1", "--", "true"), "--timeout: found -1, allowed is a number from 0 to 1e+08"),
+                           (("-n", "1", "--timeout", "nan", "--", "true"), "--timeout: found nan, allowed is a number"),
+                           (("-n", "1", "--grace", "nan", "--", "true"), "--grace: found nan, allowed is a number"),
+                           (("-n", "1", "--grace", "inf", "--", "true"), "--grace: found inf, allowed is a number"),
+                           (("--hosts", "a:1", "--host-timeout", "nan", "--", "true"), "--host-timeout: found nan, allowed is a number"),
+                           (("-n", "-1", "--", "true"), "--ranks: found -1, allowed is a whole number from 1 to "),
+                           (("-n", "1.5", "--", "true"), "--ranks: found 1.5, allowed is a whole number from 1 to ")):
             done = run(*args)
             self.assertEqual(done.returncode, 125, args)
             self.assertIn(word, done.stderr)
+        self.assertEqual(sh("010", "echo $SOTTO_WORLD_SIZE").stdout.count("] 10\n"), 10, "no octal number")
         self.assertEqual(run("--help").returncode, 0)
         self.assertIn("Exit code", run("--help").stdout)
 

@@ -105,6 +105,17 @@ class Config(unittest.TestCase):
         self.assertEqual((done.returncode, done.stdout), (1, ""))
         self.assertIn("train_batch_size 8 would fit", done.stderr)
 
+    def test_numbers(self):
+        for name, value, allowed in (
+            ("--params", "-5", "a whole number >= 0"),
+            ("--params", "18446744073709551617", "a whole number >= 0"),
+            ("--world-size", "-1", "a whole number from 1 to 1048576"),
+        ):
+            done = self.config(LAMB, name, value)
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
+            self.assertIn(f"{name}: found {value}, allowed is {allowed}\n", done.stderr)
+        self.assertEqual(json.loads(self.config(LAMB, "--params", "010", "--json").stdout)["n_params"], 10)
+
     def test_base64(self):
         word = base64.urlsafe_b64encode(LAMB.encode()).decode()
         for done in (sotto("config", word), self.config(word)):
@@ -177,6 +188,7 @@ class Plan(unittest.TestCase):
             (("--bandwidth", "100"), "--bandwidth: found 100, allowed is a number and one of bit, kbit, mbit, gbit behind it: 2.5mbit"),
             (("--latency", "1 ms"), "--latency: found 1 ms, allowed is a number and one of ns, us, ms, s behind it: 2.5ms"),
             (("--step-time", "fast"), "--step-time: found fast, allowed is a number and one of ns, us, ms, s behind it: 2.5ms"),
+            (("--latency", "infms"), "--latency: found infms, allowed is a number and one of ns, us, ms, s behind it: 2.5ms"),
             (("--step-time", "0ms"), "step_ms: found 0.0, allowed is a number > 0 (an inner step, in milliseconds)"),
             (("--params", "0"), "params: found 0, allowed is a whole number >= 1 and <= 17179869184 (elements)"),
         ):
@@ -188,9 +200,16 @@ class Plan(unittest.TestCase):
         self.assertIn("sotto.outer: missing", done.stderr)
         done = self.plan('{"fragments": 3, "period": 3}')
         self.assertIn("sotto.outer.fragments: found 3 fragments, allowed is at most the number of tensors, 1", done.stderr)
-        done = self.plan('{}', "--ranks", "0")
-        self.assertEqual(done.returncode, 2)
-        self.assertIn("--ranks", done.stderr)
+        for name, value, allowed in (
+            ("--ranks", "0", "a whole number from 1 to 1024"),
+            ("--params", "-3", "a whole number >= 0"),
+            ("--params", "5,-3", "a whole number >= 0"),
+            ("--params", "1e6", "a whole number >= 0"),
+            ("--contention", "nan", "a number from 0 to 1000"),
+        ):
+            done = self.plan('{}', name, value)
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
+            self.assertIn(f"{name}: found {value.rpartition(',')[2]}, allowed is {allowed}\n", done.stderr)
 
 
 class Others(unittest.TestCase):
