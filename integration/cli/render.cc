@@ -4,10 +4,11 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
 #include <cstdint>
-#include <fstream>
-#include <iostream>
-#include <iterator>
+#include <cstdio>
+#include <cstring>
+#include <memory>
 
 #include "integration/cli/commands.h"
 #include "integration/cli/output.h"
@@ -25,16 +26,26 @@ bool is_base64_word(const std::string& word) {
          });
 }
 
+std::string read_all(std::FILE* file, const std::string& name) {
+  std::string text;
+  char part[65536];
+  size_t n = 0;
+  while ((n = std::fread(part, 1, sizeof part, file)) != 0) text.append(part, n);
+  if (std::ferror(file) != 0)
+    throw CommandError("cannot read " + name + ": " + std::strerror(errno));
+  if (text.empty()) throw CommandError(name + " is empty");
+  return text;
+}
+
 }  // namespace
 
 std::string read_config_file(const std::string& name) {
-  if (name == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
-  std::ifstream file(name, std::ios::binary);
-  if (!file && is_base64_word(name)) return name;
-  if (!file) throw CommandError("cannot open " + name);
-  std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (file.bad() || text.empty()) throw CommandError(name + " is empty or cannot be read");
-  return text;
+  if (name == "-") return read_all(stdin, "standard input");
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(name.c_str(), "rb"),
+                                                             std::fclose);
+  if (file != nullptr) return read_all(file.get(), name);
+  if (is_base64_word(name)) return name;
+  throw CommandError("cannot open " + name + ": " + std::strerror(errno));
 }
 
 std::string read_report(const std::function<int32_t(char*, uint64_t, uint64_t*)>& call) {

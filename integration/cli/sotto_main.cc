@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "integration/cli/commands.h"
 #include "integration/cli/options.h"
@@ -46,6 +47,19 @@ CLI::App* add_plan(CLI::App* app, PlanArguments* arguments) {
       "standard "
       "error, 2 for wrong arguments.");
   return plan;
+}
+
+// CLI11 misses a command before it sees a word that is none.
+std::string what_is_wrong(const CLI::App& app, const CLI::ParseError& error) {
+  if (!app.get_subcommands().empty()) return error.what();
+  std::string text = error.what();
+  const std::vector<std::string> unknown = app.remaining();
+  if (!unknown.empty())
+    text = (unknown[0][0] == '-' ? "unknown option " : "unknown command ") + unknown[0];
+  std::string names;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
+    names += (names.empty() ? "" : ", ") + command->get_name();
+  return text + "; commands are " + names;
 }
 
 int dispatch(int argc, char** argv) {
@@ -99,7 +113,7 @@ int dispatch(int argc, char** argv) {
     sotto_cli::print(text.str());
     return exit_code;
   } catch (const CLI::ParseError& e) {
-    std::fprintf(stderr, "sotto: %s\nTry sotto --help.\n", e.what());
+    std::fprintf(stderr, "sotto: %s\nTry sotto --help.\n", what_is_wrong(app, e).c_str());
     return kUsageError;
   }
   if (info->parsed()) return sotto_cli::run_info(info_json);

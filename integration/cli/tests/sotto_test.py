@@ -138,7 +138,17 @@ class Config(unittest.TestCase):
         self.assertEqual(sotto("config", "-", input=LAMB).returncode, 0)
         done = sotto("config", "no-such-file.json")
         self.assertEqual(done.returncode, 1)
-        self.assertIn("cannot open no-such-file.json", done.stderr)
+        self.assertIn("cannot open no-such-file.json: No such file or directory", done.stderr)
+        folder = os.path.dirname(self.file)
+        done = sotto("config", folder)
+        self.assertEqual((done.returncode, done.stderr), (1, f"sotto: cannot read {folder}: Is a directory\n"))
+        with open(self.file, "w", encoding="utf-8"):
+            pass
+        done = sotto("config", self.file)
+        self.assertEqual((done.returncode, done.stderr), (1, f"sotto: {self.file} is empty\n"))
+        with open(self.file, encoding="utf-8") as empty:
+            done = sotto("config", "-", stdin=empty)
+        self.assertEqual((done.returncode, done.stderr), (1, "sotto: standard input is empty\n"))
 
 
 CO2 = '{"optimizer": {"type": "AdamW"}, "sotto": {"outer": {"preset": "co2", "codec": "onebit", "period": %d}}}  // a file'
@@ -244,6 +254,14 @@ class Others(unittest.TestCase):
             done = sotto(*args)
             self.assertEqual(done.returncode, 2, args)
             self.assertIn("Try sotto --help", done.stderr)
+        for args, text in (
+            ((), "A subcommand is required; commands are info, config, plan, bench"),
+            (("nosuch", "info.json"), "unknown command nosuch; commands are info, config, plan, bench"),
+            (("--nosuch",), "unknown option --nosuch; commands are info, config, plan, bench"),
+            (("info", "nosuch"), "The following argument was not expected: nosuch"),
+        ):
+            done = sotto(*args)
+            self.assertEqual((done.returncode, done.stderr), (2, f"sotto: {text}\nTry sotto --help.\n"))
         self.assertIn("config", sotto("--help").stdout)
         self.assertRegex(sotto("--version").stdout, r"^sotto [0-9]+\.[0-9]+\.[0-9]+\n$")
 
