@@ -21,13 +21,11 @@ void optim_lamb(const Options& options, std::vector<Measurement>* out);
 void optim_onebit_adam(const Options& options, std::vector<Measurement>* out);
 void optim_onebit_lamb(const Options& options, std::vector<Measurement>* out);
 void outer_step(const Options& options, std::vector<Measurement>* out);
-// Counts bytes; sizes of its own, none of the options.
-void wire_bytes(const Options& options, std::vector<Measurement>* out);
-// The same.
-void zeroone_bits(const Options& options, std::vector<Measurement>* out);
-
-// The same.
 void overheads(const Options& options, std::vector<Measurement>* out);
+
+// These have sizes of their own and take none of the options. The first two count bytes.
+void wire_bytes(const Options& options, std::vector<Measurement>* out);
+void zeroone_bits(const Options& options, std::vector<Measurement>* out);
 // This process is one rank of several, or has many as threads.
 void scale(const Options& options, std::vector<Measurement>* out);
 

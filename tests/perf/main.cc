@@ -1,11 +1,14 @@
 // sotto-perf: runs the benchmarks and prints a table; `sotto bench` starts it.
-#include <CLI/CLI.hpp>
+#include <fmt/core.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <map>
+#include <string_view>
 
 #include "tests/perf/benchmarks.h"
+#include "tests/perf/command_line.h"
 #include "tests/perf/net.h"
 
 namespace sotto::perf {
@@ -41,10 +44,27 @@ const std::map<std::string, std::string>& scripts() {
   return all;
 }
 
+// These count, and take none of the options of a measurement.
+constexpr std::string_view kOfOwnSizes[] = {"scale", "wire_bytes", "zeroone_bits"};
+constexpr const char* kOptions[] = {"--n", "--pairs", "--threads", "--simd", "--cpu-clock"};
+
+// Why options do not suit the named benchmarks; empty: they do.
+std::string check_options(const CLI::App& app, const std::vector<std::string>& names) {
+  for (const std::string_view name : kOfOwnSizes) {
+    if (std::ranges::count(names, name) == 0) continue;
+    for (const char* option : kOptions) {
+      if (app.count(option) != 0)
+        return fmt::format("{} has no effect on {}, which has sizes of its own", option, name);
+    }
+  }
+  return "";
+}
+
 int run(int argc, char** argv) {
   CLI::App app(
       "Benchmarks of Sotto: kernels as ratios to yardsticks with the same memory traffic; "
-      "wire_bytes and zeroone_bits count bytes on the network");
+      "wire_bytes and zeroone_bits count bytes on the network",
+      "sotto-perf");
   app.footer(
       "With options of their own (--help):\n"
       "  sotto bench net          all-reduces over links of a given rate, next to other libraries\n"
@@ -63,13 +83,13 @@ int run(int argc, char** argv) {
                  "which to run (default: all but scale, which has many ranks: tests/perf/scale.sh)")
       ->check(CLI::IsMember(known));
   app.add_option("--n", options.n, "elements")
-      ->check(CLI::Range(uint64_t{1} << 16, uint64_t{1} << 33))
+      ->transform(sotto_cli::whole_number_from(int64_t{1} << 16, int64_t{1} << 33))
       ->capture_default_str();
   app.add_option("--pairs", options.pairs, "measured pairs")
-      ->check(CLI::Range(7, 1001))
+      ->transform(sotto_cli::whole_number_from(7, 1001))
       ->capture_default_str();
   app.add_option("--threads", options.threads, "threads for kernels and yardsticks")
-      ->check(CLI::Range(1, 4096))
+      ->transform(sotto_cli::whole_number_from(1, 4096))
       ->capture_default_str();
   app.add_option("--simd", simd, "upper limit of vector instructions")
       ->check(CLI::IsMember({"auto", "scalar", "sse4", "avx2", "avx512"}))
@@ -80,8 +100,10 @@ int run(int argc, char** argv) {
   app.add_option("--fail-above", floor,
                  "exit 1 if a ratio exceeds its target by more than this factor (1.25: 80 % of the "
                  "target speed)")
-      ->check(CLI::Range(1.0, 1000.0));
-  CLI11_PARSE(app, argc, argv);
+      ->transform(sotto_cli::number_from(1, 1000));
+  if (const std::optional<int> exit_code = parse(app, argc, argv)) return *exit_code;
+  const std::string wrong = check_options(app, names);
+  if (!wrong.empty()) return usage_error(app, wrong);
   options.simd = *simd_level_from_name(simd);
   if (names.empty()) {
     names = known;
@@ -93,7 +115,7 @@ int run(int argc, char** argv) {
     lines.open(json, std::ios::app);
     if (!lines) {
       std::fprintf(stderr, "sotto-perf: cannot write %s\n", json.c_str());
-      return 2;
+      return kExitWrong;
     }
   }
   std::vector<Measurement> all;
@@ -115,9 +137,9 @@ int run(int argc, char** argv) {
   lines.flush();
   if (!json.empty() && !lines) {
     std::fprintf(stderr, "sotto-perf: writing %s failed\n", json.c_str());
-    return 2;
+    return kExitWrong;
   }
-  if (!all.empty()) std::fputs(table(all, options).c_str(), stdout);
+  if (!all.empty() && !print(app, table(all, options))) return kExitWrong;
   return failed ? 1 : 0;
 }
 
@@ -137,6 +159,6 @@ int main(int argc, char** argv) {
     return sotto::perf::run(argc, argv);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "sotto-perf: %s\n", e.what());
-    return 2;
+    return sotto::perf::kExitWrong;
   }
 }

@@ -1,11 +1,10 @@
 // sotto-perf-gpu: the benchmarks of CUDA devices; `sotto bench gpu` starts it.
-#include <CLI/CLI.hpp>
-
 #include <cstdio>
 #include <fstream>
 #include <iostream>
 
 #include "cuda/cuda_device.h"
+#include "tests/perf/command_line.h"
 #include "tests/perf/gpu/gpu_benchmarks.h"
 
 namespace sotto::perf {
@@ -34,7 +33,8 @@ int take_turns(const Turn& turn) {
 int run(int argc, char** argv) {
   CLI::App app(
       "Benchmarks of Sotto on a CUDA device: kernels as ratios to a copy within the device. "
-      "Results are compared with the processor's, bit for bit.");
+      "Results are compared with the processor's, bit for bit.",
+      "sotto-perf-gpu");
   Options options;
   options.n = 340'000'000;
   options.pairs = 21;
@@ -45,10 +45,10 @@ int run(int argc, char** argv) {
   for (const auto& [name, unused] : kTurns) turns_known.push_back(name);
   app.add_option("benchmark", names, "which to run (default: all)")->check(CLI::IsMember(known));
   app.add_option("--n", options.n, "elements")
-      ->check(CLI::Range(uint64_t{1} << 16, uint64_t{1} << 33))
+      ->transform(sotto_cli::whole_number_from(int64_t{1} << 16, int64_t{1} << 33))
       ->capture_default_str();
   app.add_option("--pairs", options.pairs, "measured pairs")
-      ->check(CLI::Range(7, 1001))
+      ->transform(sotto_cli::whole_number_from(7, 1001))
       ->capture_default_str();
   app.add_option("--device", index, "number of the device")->capture_default_str();
   app.add_option("--json", json, "append one JSON line per measurement to this file");
@@ -56,7 +56,7 @@ int run(int argc, char** argv) {
                  "instead of all that: do this once for every line that comes, and answer with "
                  "its milliseconds")
       ->check(CLI::IsMember(turns_known));
-  CLI11_PARSE(app, argc, argv);
+  if (const std::optional<int> exit_code = parse(app, argc, argv)) return *exit_code;
 
   Result<std::shared_ptr<Device>> device = make_cuda_device(index);
   if (!device.ok()) {
@@ -69,7 +69,7 @@ int run(int argc, char** argv) {
   std::vector<Measurement> all;
   for (const std::string& name : names.empty() ? known : names)
     kBenchmarks.at(name)(*device, options, &all);
-  std::fputs(table(all, options).c_str(), stdout);
+  if (!print(app, table(all, options))) return kExitWrong;
   const bool wrong = std::any_of(all.begin(), all.end(),
                                  [](const Measurement& m) { return !m.info.error.empty(); });
   if (json.empty()) return wrong ? 1 : 0;
@@ -78,7 +78,7 @@ int run(int argc, char** argv) {
   lines.flush();
   if (!lines) {
     std::fprintf(stderr, "sotto-perf-gpu: cannot write %s\n", json.c_str());
-    return 2;
+    return kExitWrong;
   }
   return wrong ? 1 : 0;
 }
