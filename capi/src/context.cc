@@ -52,6 +52,14 @@ Status check_config(const sotto_context_config& c) {
   return ok_status();
 }
 
+Status check_local_rank(const Params& params) {
+  if (params.local_size == 0 || params.local_rank < params.local_size) return ok_status();
+  return invalid_argument(
+      "environment variable SOTTO_LOCAL_RANK is \"{}\", allowed is a whole number from 0 to {} "
+      "(SOTTO_LOCAL_SIZE is {})",
+      params.local_rank, params.local_size - 1, params.local_size);
+}
+
 Status create(uint32_t abi_version, const sotto_context_config* config,
               sotto_context** out_context) {
   SOTTO_TRY(CallbackScope::refuse_inside());
@@ -67,6 +75,7 @@ Status create(uint32_t abi_version, const sotto_context_config* config,
   const auto params = reader.read<Params>();
   BackendFactories backends = all_backends(reader);
   SOTTO_TRY(reader.status());
+  SOTTO_TRY(check_local_rank(params));
   apply_log_parameter(params.log);
   for (const std::string& warning : reader.warnings()) log(LogLevel::kWarn, "{}", warning);
   ContextOptions options;

@@ -46,6 +46,13 @@ class Info(unittest.TestCase):
         self.assertEqual(done.returncode, 1)
         self.assertIn("SOTTO_SPIN_US", done.stderr)
 
+    def test_local_rank_outside_of_local_size(self):
+        for rank, size, code in (("9", "7", 1), ("7", "7", 1), ("6", "7", 0), ("9", "0", 0), ("-1", "7", 0)):
+            done = sotto("info", env={**os.environ, "SOTTO_LOCAL_RANK": rank, "SOTTO_LOCAL_SIZE": size})
+            self.assertEqual(done.returncode, code, done.stderr)
+            told = f'environment variable SOTTO_LOCAL_RANK is "{rank}", allowed is a whole number from 0 to 6 (SOTTO_LOCAL_SIZE is 7)\n'
+            self.assertEqual(told in done.stderr, code == 1, done.stderr)
+
 
 class Config(unittest.TestCase):
     def setUp(self):
