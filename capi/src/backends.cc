@@ -72,7 +72,7 @@ BackendFactory bring_tcp(ParamReader& reader) {
   const auto own = reader.read<tcp::Params>();
   return {
       .make = [own](const Params& common) { return make_tcp_backend(tcp_options(common, own)); },
-      .alone = own.rate_limit_mbit > 0};  // the rate is one of sockets
+      .alone_by = own.rate_limit_mbit > 0 ? "SOTTO_RATE_LIMIT_MBIT" : ""};  // of sockets
 }
 BackendFactory bring_shm(ParamReader& reader) {
   const auto own = reader.read<shm::Params>();

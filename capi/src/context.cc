@@ -60,6 +60,18 @@ Status check_local_rank(const Params& params) {
       params.local_rank, params.local_size - 1, params.local_size);
 }
 
+void warn(const ParamReader& reader, const Params& params, const BackendFactories& backends) {
+  for (const std::string& warning : reader.warnings()) log(LogLevel::kWarn, "{}", warning);
+  if (params.transport == kAutoTransport) return;
+  for (const auto& [name, factory] : backends) {
+    if (factory.alone_by.empty() || name == params.transport) continue;
+    log(LogLevel::kWarn,
+        "environment variable {} is for transport {} and has no effect on messages over {}, which "
+        "SOTTO_TRANSPORT names",
+        factory.alone_by, name, params.transport);
+  }
+}
+
 Status create(uint32_t abi_version, const sotto_context_config* config,
               sotto_context** out_context) {
   SOTTO_TRY(CallbackScope::refuse_inside());
@@ -77,7 +89,7 @@ Status create(uint32_t abi_version, const sotto_context_config* config,
   SOTTO_TRY(reader.status());
   SOTTO_TRY(check_local_rank(params));
   apply_log_parameter(params.log);
-  for (const std::string& warning : reader.warnings()) log(LogLevel::kWarn, "{}", warning);
+  warn(reader, params, backends);
   ContextOptions options;
   options.params = params;
   options.listing = reader.to_json();

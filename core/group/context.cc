@@ -59,7 +59,7 @@ Result<std::string> Context::auto_transport(Reach distance) const {
 
 bool Context::alone(const std::string& transport) const {
   const auto factory = options_.backends.find(transport);
-  return factory != options_.backends.end() && factory->second.alone;
+  return factory != options_.backends.end() && !factory->second.alone_by.empty();
 }
 
 Reach Context::reach(const std::string& transport) const {

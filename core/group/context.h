@@ -23,8 +23,9 @@ namespace sotto {
 struct BackendFactory {
   std::function<Result<std::unique_ptr<Backend>>(const Params&)> make;
   TransportRow transport = {};
-  // Its own variables ask for all messages: "auto" puts no other transport beside it.
-  bool alone = false;
+  // The one of its own variables that asks for all messages, so that "auto" puts no other transport
+  // beside it. Empty: none does.
+  std::string_view alone_by = {};
 };
 using BackendFactories = std::map<std::string, BackendFactory>;  // by the transport's name
 
@@ -66,7 +67,7 @@ class Context : public std::enable_shared_from_this<Context> {
   // The transport that "auto" chooses for ranks so far apart: of those of this build that reach
   // them the one of the highest priority. UNSUPPORTED: there is none.
   Result<std::string> auto_transport(Reach distance) const;
-  // Whether it takes all messages of comms that "auto" gives it (BackendFactory::alone).
+  // Whether it takes all messages of comms that "auto" gives it (BackendFactory::alone_by).
   bool alone(const std::string& transport) const;
   // The ranks that the named transport connects; one that is not known: all.
   Reach reach(const std::string& transport) const;

@@ -53,6 +53,13 @@ class Info(unittest.TestCase):
             told = f'environment variable SOTTO_LOCAL_RANK is "{rank}", allowed is a whole number from 0 to 6 (SOTTO_LOCAL_SIZE is 7)\n'
             self.assertEqual(told in done.stderr, code == 1, done.stderr)
 
+    def test_a_rate_of_another_transport(self):
+        for transport, rate, told in (("shm", "5", 1), ("inproc", "5", 1), ("tcp", "5", 0), ("auto", "5", 0), ("shm", "0", 0)):
+            done = sotto("info", env={**os.environ, "SOTTO_TRANSPORT": transport, "SOTTO_RATE_LIMIT_MBIT": rate})
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(done.stderr.count("SOTTO_RATE_LIMIT_MBIT is for transport tcp and has no effect on messages over "
+                                               f"{transport}, which SOTTO_TRANSPORT names\n"), told, done.stderr)
+
 
 class Config(unittest.TestCase):
     def setUp(self):
