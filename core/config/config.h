@@ -52,9 +52,9 @@ enum class WarmupType : int32_t { kLog = 1, kLinear = 2 };
 
 // WarmupLR, WarmupDecayLR, WarmupCosineLR.
 struct WarmupConfig {
-  // WarmupLR, WarmupDecayLR: one value for all groups, or one per group.
+  // One value for all groups, or one per group. max_lr empty: WarmupLR, the lr of group 0.
   std::vector<double> min_lr = {0.0};
-  std::vector<double> max_lr = {1e-3};
+  std::vector<double> max_lr;
   uint64_t num_steps = 1000;  // >= 2 after parsing
   WarmupType type = WarmupType::kLog;
   uint64_t total_num_steps = 0;  // WarmupDecayLR, WarmupCosineLR: required there

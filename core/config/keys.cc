@@ -227,7 +227,7 @@ constexpr KeySpec kTable[] = {
     {kScheduler, "params", kAll, kObject, true, kNoRange, "", kActs, "see its keys"},
 
     {kSchedulerParams, "warmup_min_lr", kWarmups, kNumberOrList, false, kNotNegative, "", kActs, "rate of the first two updates"},
-    {kSchedulerParams, "warmup_max_lr", kWarmups, kNumberOrList, false, kNotNegative, "", kActs, "rate at the end of the warm-up"},
+    {kSchedulerParams, "warmup_max_lr", kWarmups, kNumberOrList, true, kNotNegative, "", kActs, "rate at the end of the warm-up"},
     {kSchedulerParams, "warmup_num_steps", kWarmups | kCosine, kInt, false, kCount, "", kActs, "length of the warm-up"},
     {kSchedulerParams, "warmup_type", kWarmups | kCosine, kText, false, kNoRange, "", kActs, "shape of the warm-up"},
     {kSchedulerParams, "total_num_steps", kDecay | kCosine, kInt, false, kAtLeastOne, "", kActs, "length of the schedule"},

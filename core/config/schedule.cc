@@ -34,6 +34,7 @@ Result<LrSchedule> LrSchedule::create(const SchedulerConfig& config, std::vector
   switch (config.kind) {
     case SchedulerKind::kWarmupLR:
     case SchedulerKind::kWarmupDecayLR:
+      if (c.warmup.max_lr.empty()) c.warmup.max_lr = {schedule.base_lr_[0]};
       SOTTO_TRY(spread(c.warmup.min_lr, "warmup_min_lr", groups));
       SOTTO_TRY(spread(c.warmup.max_lr, "warmup_max_lr", groups));
       break;

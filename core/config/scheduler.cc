@@ -43,6 +43,8 @@ Status require(const ObjectReader& reader, std::string_view key, SchedulerKind k
 Status read_warmup(const ObjectReader& reader, SchedulerKind kind, WarmupConfig& s,
                    Findings& findings) {
   reader.get("warmup_min_lr", s.min_lr);
+  // As in DeepSpeed, one type goes up to the optimizer's own rate, the other to a fixed one.
+  if (kind == SchedulerKind::kWarmupDecayLR) s.max_lr = {1e-3};
   reader.get("warmup_max_lr", s.max_lr);
   if (s.min_lr.size() > 1 && s.max_lr.size() > 1 && s.min_lr.size() != s.max_lr.size()) {
     return findings.fail(

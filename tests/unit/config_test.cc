@@ -203,6 +203,17 @@ TEST(Config, EverySchedulerFieldIsRead) {
   EXPECT_EQ(w.warmup.num_steps, 3u);
   EXPECT_EQ(w.warmup.type, WarmupType::kLinear);
   EXPECT_EQ(w.warmup.total_num_steps, 9u);
+  for (const char* given : {"", R"("warmup_max_lr": null)"}) {
+    const auto peak = [&](const char* type) {
+      return parse(
+                 fmt::format(R"({{"scheduler": {{"type": "{}", "params": {{{}}}}}}})", type, given))
+          .scheduler.warmup.max_lr;
+    };
+    EXPECT_THAT(peak("WarmupLR"), IsEmpty());
+  }
+  EXPECT_THAT(parse(R"({"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 9}}})")
+                  .scheduler.warmup.max_lr,
+              ElementsAre(1e-3));
 
   const SchedulerConfig c =
       parse(R"({"scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 2000,

@@ -26,6 +26,7 @@ SchedulerConfig warmup(SchedulerKind kind, WarmupType type) {
   SchedulerConfig config;
   config.kind = kind;
   config.warmup.type = type;
+  config.warmup.max_lr = {1e-3};
   config.warmup.num_steps = 10;
   config.warmup.total_num_steps = 20;
   return config;
@@ -107,6 +108,14 @@ TEST(Schedule, OneValueServesAllGroups) {
   const LrSchedule schedule = make(config, {1, 1, 1});
   EXPECT_EQ(schedule.lr_of_update(1, 2), 0.0);
   EXPECT_NEAR(schedule.lr_of_update(12, 2), 3e-3, kTolerance);
+}
+
+// Without warmup_max_lr, WarmupLR goes up to the optimizer's rate, that of group 0 for all groups.
+TEST(Schedule, WarmupWithoutAPeakEndsAtTheRateOfGroupZero) {
+  SchedulerConfig config = warmup(SchedulerKind::kWarmupLR, WarmupType::kLinear);
+  config.warmup.max_lr = {};
+  const LrSchedule schedule = make(config, {0.5, 0.25});
+  for (const uint64_t group : {0u, 1u}) EXPECT_EQ(schedule.lr_of_update(12, group), 0.5);
 }
 
 TEST(Schedule, ListOfWrongLengthIsRefused) {
