@@ -63,6 +63,9 @@ void add_scheduler(const SchedulerConfig& c, Lines* lines) {
 
 void add_sotto(const SottoConfig& own, const std::optional<CodecSettings>& codec, Lines* lines) {
   lines->add("sotto.mode", mode_name(own.mode));
+  // What settings below follow from comes first.
+  lines->add("sotto.outer", own.outer ? own.outer->preset : "none");
+  lines->add_all(codec_settings("sotto.gradient_codec", own.gradient_codec));
   lines->add("sotto.chunk_align", own.chunk_align);
   lines->add("sotto.granularity", codec ? granularity_name(codec->granularity) : "none");
   lines->add("sotto.bucket_elements", own.bucket_elements);
@@ -71,10 +74,9 @@ void add_sotto(const SottoConfig& own, const std::optional<CodecSettings>& codec
   lines->add("sotto.zero_variance_policy", own.zero_variance_policy);
   lines->add("sotto.coeff_debias", own.coeff_debias);
   lines->add("sotto.max_consecutive_skips", own.max_consecutive_skips);
-  lines->add("sotto.state_dtype", own.state_dtype);
+  lines->add("sotto.state_dtype", state_type_name(own.state_dtype));
   lines->add("sotto.initial_parameters", initial_parameters_name(own.initial_parameters));
   lines->add("sotto.hierarchy", hierarchy_name(own.hierarchy));
-  lines->add_all(codec_settings("sotto.gradient_codec", own.gradient_codec));
 }
 
 std::string text_of(const OptimizerParams& group) {

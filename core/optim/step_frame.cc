@@ -96,7 +96,8 @@ GradientStage StepFrame::clip_and_decide(GradientStage stage, bool exchange, boo
   const uint32_t world = exchange ? static_cast<uint32_t>(shape().size) : 1;
   const uint64_t own = exchange ? static_cast<uint64_t>(shape().rank) : 0;
   norm_messages_ = builder().scratch(world * kNormMessageBytes);
-  norm_message_count_ = world;
+  // Flags of averages tell which rank has reduced them, not whose gradients they are.
+  norm_message_count_ = flags == kNoSlot ? world : 0;
   builder().kernel<kernels::NormMessage>(
       {.sums = whole(block_sums, Access::kRead, 0, n_blocks * 4),
        .flags = flags == kNoSlot ? absent() : whole(flags, Access::kRead, 0, 4),
