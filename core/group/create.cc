@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <set>
+#include <string>
 
 #include "core/base/hash.h"
 #include "core/base/host.h"
@@ -37,7 +39,8 @@ struct RootSetup {
   // asked for by name, if it is one of hosts.
   Backend* inside = nullptr;
   Backend* on_host = nullptr;
-  bool alone = false;  // this rank is linked with others by `transport` only
+  bool alone = false;   // this rank is linked with others by `transport` only
+  bool chosen = false;  // the transport, by "auto"
   std::string transport;
   JoinRequest request;
   std::optional<ManagerPlace> manager;  // through which ranks meet
@@ -128,8 +131,8 @@ Result<RootSetup> plan_setup(Context& context, const CommConfig& config) {
   SOTTO_TRY(check_rank(setup.request.rank, setup.request.size));
   const bool by_params = config.transport.empty() || config.transport == kAutoTransport;
   setup.transport = by_params ? context.params().transport : config.transport;
-  const bool chosen = setup.transport == kAutoTransport;
-  if (chosen) {
+  setup.chosen = setup.transport == kAutoTransport;
+  if (setup.chosen) {
     SOTTO_TRY(choose_transport(context, setup));
   } else if (context.reach(setup.transport) == Reach::kHost) {
     SOTTO_ASSIGN(setup.on_host, context.backend(setup.transport));
@@ -137,7 +140,7 @@ Result<RootSetup> plan_setup(Context& context, const CommConfig& config) {
   if (setup.request.id.has_value()) {
     SOTTO_TRY(context.check_unused(*setup.request.id));
     SOTTO_ASSIGN(setup.backend, context.backend_for(*setup.request.id));
-    if (chosen) setup.transport = setup.backend->name();
+    if (setup.chosen) setup.transport = setup.backend->name();
     SOTTO_ASSIGN(const Backend* const wanted, context.rendezvous(setup.transport));
     if (wanted != setup.backend) {
       return invalid_argument("the unique id belongs to transport \"{}\", but \"{}\" was asked for",
@@ -336,6 +339,18 @@ Status add_link(const RootSetup& setup, Backend& backend, std::vector<int32_t> p
   return ok_status();
 }
 
+// The transport that carries all messages of this rank, wherever ranks have met; "auto": several
+// do.
+std::string carrier_of(const RootComm& root) {
+  const ControlPlane& control = *root.channel->control();
+  std::set<std::string> names;
+  for (const int32_t rank : all_ranks(control)) {
+    if (rank != control.rank()) names.insert(root.channel->links().to(rank).transport->caps().name);
+  }
+  if (names.empty()) return root.transport;
+  return names.size() == 1 ? *names.begin() : std::string(kAutoTransport);
+}
+
 // Ranks of one place are linked inside it, other ranks of one host inside that, and all that are
 // left by the transport that reaches ranks anywhere. All ranks make the same links, also where they
 // have no peers.
@@ -362,6 +377,7 @@ Status connect(const RootSetup& setup, void* native_comm, RootComm& root, Driver
   std::vector<const TransportCaps*> transports;
   for (const Link& link : root.channel->links().all())
     transports.push_back(&link.transport->caps());
+  if (setup.chosen) root.transport = carrier_of(root);
   const uint64_t named = root.sizes.segment_bytes;
   root.sizes = common_sizes(transports);
   if (named != 0) root.sizes.segment_bytes = named;

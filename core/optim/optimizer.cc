@@ -90,7 +90,7 @@ Result<std::shared_ptr<Optimizer>> Optimizer::make(std::shared_ptr<Comm> comm,
       wanted != "auto" && wanted != comm->transport()) {
     return invalid_argument(
         "sotto.transport is \"{}\", but this comm runs on \"{}\"; create the comm with that "
-        "transport",
+        "transport, or set SOTTO_TRANSPORT",
         wanted, comm->transport());
   }
   SOTTO_ASSIGN(const std::optional<BatchNumbers> batch,

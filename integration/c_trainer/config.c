@@ -23,6 +23,26 @@ char* config_read(const char* path) {
   return text;
 }
 
+/* What the library makes of the configuration for so many ranks. */
+static char* report_of(const Options* options, const char* text, int world) {
+  uint64_t n = 0;
+  check(sotto_config_report(text, world, 0, NULL, 0, &n), options->config);
+  char* report = malloc(n + 1);
+  if (!report) die("--config: out of memory");
+  check(sotto_config_report(text, world, 0, report, n + 1, &n), options->config);
+  return report;
+}
+
+void config_transport(const Options* options, const char* text, char* name, size_t size) {
+  char* report = report_of(options, text, 1);
+  const char* value = json_value(report, "transport");
+  const size_t n = value && *value == '"' ? strcspn(value + 1, "\"") : 0;
+  if (n >= size) die("--config: sotto.transport has %zu letters", n);
+  memcpy(name, value ? value + 1 : "", n);
+  name[n] = '\0';
+  free(report);
+}
+
 /* Positive number `key` in the report's object "batch"; 0 if the configuration leaves it open. */
 static int64_t batch_number(const char* report, const char* key) {
   const char* batch = json_value(report, "batch");
@@ -41,11 +61,7 @@ static int64_t choose(const char* flag, int64_t given, int64_t configured, int64
 }
 
 void config_batch(Options* options, const char* text, int world) {
-  uint64_t n = 0;
-  check(sotto_config_report(text, world, 0, NULL, 0, &n), options->config);
-  char* report = malloc(n + 1);
-  if (!report) die("--config: out of memory");
-  check(sotto_config_report(text, world, 0, report, n + 1, &n), options->config);
+  char* report = report_of(options, text, world);
   options->micro_batch = choose("--micro-batch", options->micro_batch,
                                 batch_number(report, "train_micro_batch_size_per_gpu"), 6);
   options->accumulation = choose("--accumulation", options->accumulation,

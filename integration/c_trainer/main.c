@@ -348,7 +348,11 @@ static RunKey run_key(const Trainer* t) {
 static void train(Trainer* t) {
   const Options* o = &t->options;
   const uint64_t steps = (uint64_t)o->steps;
-  if (t->totals.step < steps) clock_start(t);
+  if (t->totals.step < steps) {
+    clock_start(t);
+  } else {
+    flush(t);
+  }
   while (t->totals.step < steps) {
     if (!train_step(t)) continue;
     const int last = t->totals.step == steps;
@@ -356,10 +360,15 @@ static void train(Trainer* t) {
     const int checkpoint =
         o->save && (last || (o->save_every && t->totals.step % (uint64_t)o->save_every == 0));
     if (!eval && !checkpoint) continue;
+    if (last && checkpoint) { /* with averages under way: the run can be made longer */
+      clock_stop(t);
+      save(t);
+      clock_start(t);
+    }
     if (last) flush(t);
     clock_stop(t);
     if (eval) evaluate_subset(t);
-    if (checkpoint) save(t);
+    if (checkpoint && !last) save(t);
     if (!last) clock_start(t);
   }
 }
@@ -412,8 +421,10 @@ static void report(Trainer* t, double val_loss, size_t windows) {
 
 static void set_up(Trainer* t) {
   Options* o = &t->options;
-  ranks_join(&t->ranks);
   char* config = config_read(o->config);
+  char transport[32];
+  config_transport(o, config, transport, sizeof transport);
+  ranks_join(&t->ranks, transport);
   config_batch(o, config, t->ranks.size);
   data_load(&t->data, o->data, o->n_data, t->ranks.rank == 0);
   create_model(t);

@@ -23,10 +23,12 @@ void finish_op(sotto_op* op, sotto_op_stats* stats, const char* what) {
   check(sotto_op_release(op), "sotto_op_release");
 }
 
-void ranks_join(Ranks* ranks) {
+void ranks_join(Ranks* ranks, const char* transport) {
   memset(ranks, 0, sizeof *ranks);
+  sotto_comm_config config = SOTTO_COMM_CONFIG_INIT;
+  config.transport = transport;
   check(sotto_context_create(NULL, &ranks->context), "sotto_context_create");
-  check(sotto_comm_create(ranks->context, NULL, &ranks->comm), "sotto_comm_create");
+  check(sotto_comm_create(ranks->context, &config, &ranks->comm), "sotto_comm_create");
   check(sotto_comm_rank(ranks->comm, &ranks->rank), "sotto_comm_rank");
   check(sotto_comm_size(ranks->comm, &ranks->size), "sotto_comm_size");
   trainer_rank = ranks->rank;

@@ -23,8 +23,9 @@ void check(sotto_status status, const char* what);
  * if not NULL. */
 void finish_op(sotto_op* op, sotto_op_stats* stats, const char* what);
 
-/* Rank, size and rendezvous come from the launcher's environment (sotto-run, torchrun, ...). */
-void ranks_join(Ranks* ranks);
+/* Rank, size and rendezvous come from the launcher's environment (sotto-run, torchrun, ...).
+ * transport: as in sotto_comm_config. */
+void ranks_join(Ranks* ranks, const char* transport);
 void ranks_leave(Ranks* ranks);
 
 sotto_buffer buffer_of(void* data, uint64_t count, sotto_dtype dtype);

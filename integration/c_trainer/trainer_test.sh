@@ -150,6 +150,11 @@ END
     --steps $((step + 20)) --eval-every 50000
   run_well outer_unbroken --config "$work/co2_onebit" --steps $((step + 20)) --eval-every 50000
   same_run outer_unbroken outer_broken
+  # A run that has ended can be made longer.
+  run_well outer_longer --config "$work/co2_onebit" --save "$work/outer_longer.d" --steps $((step + 3)) --eval-every 50000
+  run_well outer_longer --config "$work/co2_onebit" --save "$work/outer_longer.d" --resume --steps $((step + 20)) \
+    --eval-every 50000
+  same_run outer_unbroken outer_longer
 }
 
 # stage_of NAME STEP: what the log says that step did.
