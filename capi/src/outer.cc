@@ -77,16 +77,12 @@ Status set_params(sotto_outer* outer, const sotto_buffer* params, const sotto_bu
   return ok_status();
 }
 
-Result<StateMode> take_outer_mode(sotto_state_mode mode) {
-  return mode == SOTTO_STATE_COMMON ? StateMode::kCommon : take_mode(mode);
-}
-
 Status state_export(const sotto_outer* outer, sotto_state_mode mode, void* buf, uint64_t cap,
                     uint64_t* out_len) {
   SOTTO_TRY(CallbackScope::refuse_inside());
   SOTTO_TRY(check_pointer(out_len, "out_len"));
   SOTTO_TRY(check_own(*outer, "sotto_optim_state_export, which has their state"));
-  SOTTO_ASSIGN(const StateMode checked, take_outer_mode(mode));
+  SOTTO_ASSIGN(const StateMode checked, take_mode(mode, StateMode::kCommon));
   SOTTO_ASSIGN(const std::vector<std::byte> blob,
                export_outer(*outer->core, exported_errors(checked)));
   return write_bytes(blob.data(), blob.size(), buf, cap, out_len);
@@ -95,7 +91,7 @@ Status state_export(const sotto_outer* outer, sotto_state_mode mode, void* buf, 
 Status state_import(sotto_outer* outer, sotto_state_mode mode, const void* buf, uint64_t len) {
   SOTTO_TRY(CallbackScope::refuse_inside());
   SOTTO_TRY(check_own(*outer, "sotto_optim_state_import, which has their state"));
-  SOTTO_ASSIGN(const StateMode checked, take_outer_mode(mode));
+  SOTTO_ASSIGN(const StateMode checked, take_mode(mode, StateMode::kCommon));
   SOTTO_ASSIGN(const std::span<const std::byte> blob, take_blob(buf, len));
   SOTTO_ASSIGN(const OuterSnapshot snapshot, decode_outer(blob));
   return outer->core->restore(snapshot, checked == StateMode::kExact);

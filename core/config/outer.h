@@ -101,6 +101,7 @@ struct OuterConfig {
   uint64_t dense_rounds = 0;           // first launches of a fragment, without the codec
   OuterNonfinite nonfinite = OuterNonfinite::kSkipRank;
   Hierarchy hierarchy = Hierarchy::kFlat;  // of averages
+  std::optional<uint64_t> timeout_ms;      // of calls that name none; nothing: the comm's
   std::vector<std::string> warnings;       // of parse_outer: to be logged once
 
   // A pseudo-gradient is applied to an anchor that has moved since it was measured: delay = period,

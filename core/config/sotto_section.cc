@@ -248,6 +248,7 @@ Status read_sotto(const Json& object, Config& config, Findings& findings) {
     const std::string path = reader.path_of("outer");
     SOTTO_ASSIGN(sotto.outer, read_outer(*outer, path, findings));
     sotto.outer->hierarchy = sotto.hierarchy;
+    sotto.outer->timeout_ms = sotto.timeout_ms;
     if (auto& codec = sotto.outer->codec)
       SOTTO_TRY(use_hierarchy(reader, config, path + ".codec", &*codec, findings));
   }

@@ -19,6 +19,14 @@ void OuterReport::take(std::span<const std::byte> bytes, const OuterOutcome& at,
   for (OuterFactor& factor : factors) factor.change = 0, factor.clipped = 0;
 }
 
+void OuterReport::forget() {
+  OuterReport fresh;
+  fresh.factors.resize(factors.size());
+  fresh.messages.resize(messages.size());
+  fresh.not_finite.resize(not_finite.size());
+  *this = std::move(fresh);
+}
+
 bool OuterReport::take_refused(std::set<size_t>* ranks) {
   if (!std::exchange(refused, false)) return false;
   for (size_t r = 0; r < not_finite.size(); ++r) {
@@ -166,6 +174,7 @@ Result<OpRef> OuterFragment::collective(FragmentOp kind, const Step& step, bool 
   const OuterConfig& c = context_.config;
   const bool by_lr = c.rule.lr_normalised || c.clip.units == OuterClipUnits::kGrad;
   SmallVector<uint64_t, 24> agreed{static_cast<uint64_t>(kind),
+                                   step.place,
                                    tensors_.front(),
                                    tensors_.size(),
                                    launches_,

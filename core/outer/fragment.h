@@ -45,6 +45,8 @@ struct OuterReport {
   // Whether averages have met payloads that are not finite, where that is an error. Their ranks are
   // added.
   bool take_refused(std::set<size_t>* ranks);
+  // As before the first update.
+  void forget();
 };
 
 // An average between its launch and its consumption, in a state.
@@ -73,6 +75,7 @@ class OuterFragment {
   // What the operations of one inner step share.
   struct Step {
     double gamma = 1;     // inner learning rate
+    uint64_t place = 0;   // the same on ranks that average with each other: inner steps, flush
     OuterMessage told{};  // this rank's
     CallOptions options;
     OpRef inner;                        // what is local comes after it; null: after nothing

@@ -252,6 +252,7 @@ OuterFragment::Step Outer::fragment_step(const CallOptions& options,
                                          std::vector<OpRef>* ops) const {
   OuterFragment::Step step;
   step.gamma = given_.gamma;
+  step.place = 2 * at_.step;
   step.told.loss = given_.loss;
   step.told.weight = static_cast<float>(given_.weight);
   step.told.votes = given_.votes;
@@ -264,6 +265,8 @@ OuterFragment::Step Outer::fragment_step(const CallOptions& options,
   step.told.asks = given_.asks;
   step.options.tag = options.tag;
   step.options.timeout_us = options.timeout_us;
+  if (const auto limit = context_.config.timeout_ms; options.timeout_us == 0 && limit)
+    step.options.timeout_us = static_cast<int64_t>(*limit) * 1000;
   step.options.priority = options.priority;
   step.options.stream = options.stream;
   step.ops = ops;
@@ -408,8 +411,9 @@ Result<OpRef> Outer::flush(const CallOptions& options) {
   if (swapped_)
     return invalid_state("the anchor is in the place of the parameters; call sotto_outer_swap");
   std::vector<OpRef> ops;
-  const OuterFragment::Step step = fragment_step(options, &ops);
+  OuterFragment::Step step = fragment_step(options, &ops);
   if (restored_) SOTTO_TRY(rejoin(step));
+  ++step.place;
   before_ = at_;
   for (const std::unique_ptr<OuterFragment>& f : fragments_) f->settled();
   at_.tuner.forget();  // what ranks would have told is consumed here

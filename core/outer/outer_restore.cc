@@ -30,6 +30,8 @@ Result<OuterSnapshot> Outer::snapshot() {
   s.tuning = at_.tuning(context_.config);
   for (const std::unique_ptr<OuterFragment>& f : fragments_) {
     SOTTO_ASSIGN(OuterFragmentState state, f->snapshot());
+    // Memory of its own for what is swapped stays; behind the second swap it says nothing.
+    if (!swapped_) state.arrays[static_cast<size_t>(OuterArray::kSwapped)].clear();
     s.fragments.push_back(std::move(state));
   }
   return s;
@@ -73,7 +75,11 @@ Status Outer::restore(const OuterSnapshot& s, bool own) {
   for (size_t f = 0; f < fragments_.size(); ++f) {
     fragments_[f]->await();
     SOTTO_TRY(fragments_[f]->restore(s.fragments[f], how));
+    fragments_[f]->report().forget();
   }
+  // What was told and asked for belongs to steps that are no more.
+  given_.votes = given_.asks = 0;
+  events_ = 0;
   at_.step = s.step;
   at_.flushed_at = s.flushed_at;
   swapped_ = how != OuterRestore::kAnchor && s.swapped;

@@ -1,5 +1,7 @@
 // Optimizers whose file has "sotto": {"outer": ...}: the same as an optimizer of one rank and an
 // outer optimizer that are called one after the other; their states; what they refuse.
+#include <unistd.h>
+
 #include <cmath>
 #include <limits>
 #include <string>
@@ -526,6 +528,26 @@ TEST(CapiOptimOuter, RefusalsNameTheRemedy) {
             OK(sotto_optim_destroy(optim));
           }),
       "");
+}
+
+// The deadline of the file is that of averages, too.
+TEST(CapiOptimOuter, TheDeadlineOfTheFile) {
+  const std::string limited = R"({"optimizer": )" + std::string(kAdamW) +
+                              R"(, "sotto": {"timeout_ms": 300, "outer": )" + kCo2 + "}}";
+  EXPECT_EQ(run_world(2, kDefault,
+                      [&](Member& self) {
+                        Model model(self.rank);
+                        sotto_optim* const optim = new_optim(self, limited.c_str(), model);
+                        sotto_status status = SOTTO_OK;
+                        for (int k = 0; k < 9 && self.rank == 0 && status == SOTTO_OK; ++k)
+                          status = sotto_optim_step(optim, nullptr, nullptr);
+                        if (self.rank == 0)
+                          fails(status, SOTTO_E_TIMEOUT, {"outer step", "(limit 0.3 s)"}, "step");
+                        const char* cause = nullptr;
+                        while (sotto_comm_error(self.comm, &cause) == SOTTO_OK) usleep(1000);
+                        sotto_optim_destroy(optim);
+                      }),
+            "");
 }
 
 }  // namespace

@@ -360,5 +360,57 @@ TEST(CapiOuterErrors, HandleAfterDestroy) {
       "");
 }
 
+// A flush of one rank is not averaged with a step of another.
+TEST(CapiOuterErrors, RanksWithOtherCalls) {
+  EXPECT_EQ(run_world(2, {},
+                      [](Member& self) {
+                        OuterModel model;
+                        sotto_outer* outer =
+                            new_outer(self, mean_json(R"("period": 2, "delay": 0)"), model);
+                        for (int k = 0; k < 3; ++k) OK(sotto_outer_step(outer, nullptr, nullptr));
+                        const sotto_status status = self.rank == 0
+                                                        ? sotto_outer_flush(outer, nullptr, nullptr)
+                                                        : sotto_outer_step(outer, nullptr, nullptr);
+                        fails(status, SOTTO_E_PROTOCOL, {"ranks do not agree"}, "flush and step");
+                        sotto_outer_destroy(outer);
+                      }),
+            "");
+}
+
+std::string exported(const sotto_outer* outer) {
+  return read_all([&](char* buffer, uint64_t size, uint64_t* length) {
+    return sotto_outer_state_export(outer, SOTTO_STATE_EXACT, buffer, size, length);
+  });
+}
+
+// What a rank was told of steps that an import undoes is gone, and so is what it asked for.
+TEST(CapiOuterErrors, AnImportForgets) {
+  EXPECT_EQ(run_world(2, {},
+                      [](Member& self) {
+                        OuterModel model;
+                        sotto_outer* outer =
+                            new_outer(self, mean_json(R"("period": 2, "delay": 0)"), model);
+                        const std::string first = exported(outer);
+                        OK(sotto_outer_vote(outer, 1));
+                        for (int k = 0; k < 2; ++k) OK(sotto_outer_step(outer, nullptr, nullptr));
+                        require(info_of(outer).votes == 1, "votes before");
+                        OK(sotto_outer_swap(outer, nullptr, nullptr));
+                        require(exported(outer).size() > first.size(), "swapped");
+                        OK(sotto_outer_swap(outer, nullptr, nullptr));
+                        require(exported(outer).size() == first.size(), "swapped back");
+                        OK(sotto_outer_vote(outer, 2));
+                        OK(sotto_outer_state_import(outer, SOTTO_STATE_EXACT, first.data(),
+                                                    first.size()));
+                        require(info_of(outer).votes == 0, "votes after the import");
+                        for (int k = 0; k < 2; ++k) OK(sotto_outer_step(outer, nullptr, nullptr));
+                        require(info_of(outer).votes == 0, "votes of before the import");
+                        FAILS(sotto_outer_state_import(outer, 5, first.data(), first.size()),
+                              SOTTO_E_INVALID_ARGUMENT, "mode is 5; allowed: 1 (SOTTO_STATE_EXACT)",
+                              "4 (SOTTO_STATE_COMMON)");
+                        OK(sotto_outer_destroy(outer));
+                      }),
+            "");
+}
+
 }  // namespace
 }  // namespace sotto::test
