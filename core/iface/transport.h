@@ -255,8 +255,8 @@ class Transport {
   virtual std::string route(int32_t peer) const = 0;
   // Counters per comm epoch and peer. Threads: any.
   virtual TransferCounters counters(uint64_t comm, int32_t peer) const = 0;
-  // The comm with this epoch has ended on this rank: it has no more operations, and nobody asks for
-  // its counters. Its late frames may still come.
+  // The comm with this epoch has ended on this rank: it has no more operations, what it has joined
+  // ends, and nobody asks for its counters. Its late frames may still come.
   virtual void leave(uint64_t comm) { (void)comm; }
   // Orderly end: pending writes are flushed until the deadline, peers learn that the end is
   // intended.

@@ -105,7 +105,7 @@ typedef int32_t sotto_device_type; /* DLPack's numbers */
 typedef int32_t sotto_reduce_op;
 #define SOTTO_REDUCE_DEFAULT 0 /* sum */
 #define SOTTO_REDUCE_SUM 1     /* integers wrap around */
-#define SOTTO_REDUCE_MEAN 2    /* integers: without overflow, towards zero (-3 / 2 is -1) */
+#define SOTTO_REDUCE_MEAN 2    /* integers: no overflow, towards zero (-3 / 2 is -1) by levels */
 #define SOTTO_REDUCE_MIN 3     /* NaN if any rank has one */
 #define SOTTO_REDUCE_MAX 4     /* NaN if any rank has one */
 #define SOTTO_REDUCE_PROD 5    /* integers wrap around */
@@ -409,13 +409,13 @@ SOTTO_API sotto_status sotto_comm_split(sotto_comm* comm, int32_t color, int32_t
 /* Rank of the caller in the comm.
  *   comm     [in]
  *   out_rank [out] 0 .. size-1
- * Threads: any. Blocks: no. Errors: INVALID_ARGUMENT (NULL). Since: 0.1 */
+ * Threads: any. Blocks: no. Errors: INVALID_ARGUMENT (NULL), INVALID_STATE (fork). Since: 0.1 */
 SOTTO_API sotto_status sotto_comm_rank(const sotto_comm* comm, int32_t* out_rank);
 
 /* Number of ranks of the comm.
  *   comm     [in]
  *   out_size [out] >= 1
- * Threads: any. Blocks: no. Errors: INVALID_ARGUMENT (NULL). Since: 0.1 */
+ * Threads: any. Blocks: no. Errors: INVALID_ARGUMENT (NULL), INVALID_STATE (fork). Since: 0.1 */
 SOTTO_API sotto_status sotto_comm_size(const sotto_comm* comm, int32_t* out_size);
 
 /* Fails the comm and all comms of its root on every rank: operations in flight end with ABORTED.
@@ -586,11 +586,11 @@ SOTTO_API sotto_status sotto_op_release(sotto_op* op);
 /* ---- collectives ---------------------------------------------------------------------------- */
 /* All ranks of the comm call the same collectives in the same order with the same dtypes, counts,
  * reduction, root and tag (in sotto_all_to_all with parts counts may differ, but fit in pairs): a
- * difference is PROTOCOL on every rank, with both sides named. Over NCCL that order is one over all
- * comms of a context, as NCCL asks: ranks that share two comms make their calls on both in one
- * order, or wait for each other until the timeout. `in` and `out` are arrays of n buffers handled
- * as one operation; in[i].data == out[i].data means in place, any other overlap with a buffer that
- * is written is INVALID_ARGUMENT. Counts and n may be 0.
+ * difference is PROTOCOL on every rank, with both sides named; in its next call on a rank that had
+ * completed by then, as the root of a broadcast. Over NCCL that order is one over all comms of a
+ * context: ranks that share two comms make their calls on both in one order, or wait for each other
+ * until the timeout. `in` and `out` are arrays of n buffers handled as one operation; in[i].data ==
+ * out[i].data: in place; other overlaps with written memory: INVALID_ARGUMENT. n, counts may be 0.
  *
  * The same for all of them, "the common errors": INVALID_ARGUMENT (buffers, counts, root, peer,
  * call), UNSUPPORTED (dtype, device, newer field of call), BUSY (SOTTO_CALL_NO_BLOCK; with it unset
@@ -705,8 +705,8 @@ SOTTO_API sotto_status sotto_reduce(sotto_comm* comm, const sotto_buffer* in,
                                     const sotto_call* call, sotto_op** out_op);
 
 /* out[i] = reduction of in[i] over ranks, in rank order, bit-identical on all ranks. 16-bit floats
- * are added, or multiplied, in fp32 and rounded once. (SOTTO_NCCL_NATIVE=all gives this order up.)
- * With call->codec the result is the error-compensated compressed mean.
+ * are added, or multiplied, in fp32 and rounded once. SOTTO_NCCL_NATIVE=all gives this order up,
+ * SOTTO_HIERARCHY adds inside of hosts first. With call->codec: the error-compensated mean.
  *   comm   [in]
  *   in     [in]  n buffers
  *   out    [in]  n buffers of the same dtypes and counts, written; out[i].data may be in[i].data
@@ -898,10 +898,10 @@ SOTTO_API sotto_status sotto_group_end(sotto_comm* comm, const sotto_call* call,
  * there is no bound per element. Sums of finite values that overflow are Inf on all ranks; with
  * exchange two_phase they are NONFINITE.
  * With residual the sum of the results of T calls is off the sum of the means by the errors of the
- * last call only. onebit has no bound per element: see the residual.
- * NaN, Inf, and what the type has no number for (fp16: from 65520 on) give NONFINITE on every rank:
- * nothing is written, the residuals are what they were (the worker's to one rounding). Where sums
- * of finite values overflow, the server residuals of all ranks start at 0 again.
+ * last call only. onebit has no bound per element: see the residual. Where nothing is encoded (one
+ * rank, one host with levels) values pass; else NaN, Inf, and what the type has no number for, fp16
+ * from 65520 on, give NONFINITE on every rank: nothing is written, residuals are as before (the
+ * worker's to one rounding). Where finite sums overflow, server residuals start at 0 again.
  *   comm      [in]  stays alive until the codec is destroyed
  *   json      [in]  as above
  *   like      [in]  n buffers: dtype (SOTTO_FLOAT32) and count of the tensors; data is not read
@@ -1334,10 +1334,10 @@ SOTTO_API sotto_status sotto_optim_get_user_state(const sotto_optim* optim, void
 SOTTO_API sotto_status sotto_optim_set_params(sotto_optim* optim, const sotto_buffer* params,
                                               const sotto_buffer* model_copies, uint64_t n);
 
-/* Says which parameters the next steps leave as they are: parameter, model copy, momentum and
- * variance stand still, and weight decay does not act. Their gradients are still averaged, count in
- * the norm and should be zero. Until the next call, also through imports. Steps of ranks that have
- * frozen other parameters are PROTOCOL. Error feedback of the 1-bit types goes on.
+/* Says which parameters the next steps leave as they are, momentum, variance and model copy
+ * included; weight decay does not act. Their gradients are still averaged, count in the norm and
+ * should be zero. Until the next call, also through imports; behind one, flags that the state had
+ * change nothing. Steps of ranks that froze others are PROTOCOL. Error feedback goes on.
  *   optim  [in]
  *   frozen [in] n flags, in the order of registration: 1: frozen
  *   n      [in] number of parameters
@@ -1531,8 +1531,8 @@ SOTTO_API sotto_status sotto_outer_get_info(const sotto_outer* outer, sotto_oute
  *   cap     [in]  bytes of buf
  *   out_len [out] bytes needed
  * Threads: one per handle, not from callbacks. Blocks: until the average under way has ended, at
- * most its deadline. Errors: UNSUPPORTED (mode), BUSY (step in flight), INVALID_STATE (fork,
- * callback). Since: 0.2 */
+ * most its deadline. Errors: INVALID_ARGUMENT (mode), UNSUPPORTED (MEAN where there is error
+ * feedback), BUSY (step in flight), INVALID_STATE (fork, callback). Since: 0.2 */
 SOTTO_API sotto_status sotto_outer_state_export(const sotto_outer* outer, sotto_state_mode mode,
                                                 void* buf, uint64_t cap, uint64_t* out_len);
 
