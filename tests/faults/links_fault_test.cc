@@ -101,10 +101,10 @@ TEST(Links, EachPairGoesByTheTransportThatSuitsIt) {
   const TempDir folder;
   Processes ranks("links_fault", 2,
                   {.argument = task_of(folder.path() + "/id", {"auto", "auto"}, false)});
-  EXPECT_EQ(ranks.message(0), "0 tcp 1:shm 2:inproc 3:shm");
-  EXPECT_EQ(ranks.message(0), "2 tcp 0:inproc 1:shm 3:shm");
-  EXPECT_EQ(ranks.message(1), "1 tcp 0:shm 2:shm 3:inproc");
-  EXPECT_EQ(ranks.message(1), "3 tcp 0:shm 1:inproc 2:shm");
+  EXPECT_EQ(ranks.message(0), "0 auto 1:shm 2:inproc 3:shm");
+  EXPECT_EQ(ranks.message(0), "2 auto 0:inproc 1:shm 3:shm");
+  EXPECT_EQ(ranks.message(1), "1 auto 0:shm 2:shm 3:inproc");
+  EXPECT_EQ(ranks.message(1), "3 auto 0:shm 1:inproc 2:shm");
   ranks.wait_all();
   EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
 }
@@ -114,8 +114,8 @@ TEST(Links, RanksThatAskForSocketsHaveThem) {
   const TempDir folder;
   Processes ranks("links_fault", 2,
                   {.argument = task_of(folder.path() + "/id", {"auto", "tcp"}, false)});
-  EXPECT_EQ(ranks.message(0), "0 tcp 1:tcp 2:inproc 3:tcp");
-  EXPECT_EQ(ranks.message(0), "2 tcp 0:inproc 1:tcp 3:tcp");
+  EXPECT_EQ(ranks.message(0), "0 auto 1:tcp 2:inproc 3:tcp");
+  EXPECT_EQ(ranks.message(0), "2 auto 0:inproc 1:tcp 3:tcp");
   EXPECT_EQ(ranks.message(1), "1 tcp 0:tcp 2:tcp 3:tcp");
   EXPECT_EQ(ranks.message(1), "3 tcp 0:tcp 1:tcp 2:tcp");
   ranks.wait_all();
@@ -127,12 +127,12 @@ TEST(Links, OthersShareMemoryBesideARankThatAsksForSockets) {
   const TempDir folder;
   Processes ranks("links_fault", 3,
                   {.argument = task_of(folder.path() + "/id", {"auto", "tcp", "auto"}, false)});
-  EXPECT_EQ(ranks.message(0), "0 tcp 1:tcp 2:shm 3:inproc 4:tcp 5:shm");
-  EXPECT_EQ(ranks.message(0), "3 tcp 0:inproc 1:tcp 2:shm 4:tcp 5:shm");
+  EXPECT_EQ(ranks.message(0), "0 auto 1:tcp 2:shm 3:inproc 4:tcp 5:shm");
+  EXPECT_EQ(ranks.message(0), "3 auto 0:inproc 1:tcp 2:shm 4:tcp 5:shm");
   EXPECT_EQ(ranks.message(1), "1 tcp 0:tcp 2:tcp 3:tcp 4:tcp 5:tcp");
   EXPECT_EQ(ranks.message(1), "4 tcp 0:tcp 1:tcp 2:tcp 3:tcp 5:tcp");
-  EXPECT_EQ(ranks.message(2), "2 tcp 0:shm 1:tcp 3:shm 4:tcp 5:inproc");
-  EXPECT_EQ(ranks.message(2), "5 tcp 0:shm 1:tcp 2:inproc 3:shm 4:tcp");
+  EXPECT_EQ(ranks.message(2), "2 auto 0:shm 1:tcp 3:shm 4:tcp 5:inproc");
+  EXPECT_EQ(ranks.message(2), "5 auto 0:shm 1:tcp 2:inproc 3:shm 4:tcp");
   ranks.wait_all();
   EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
 }

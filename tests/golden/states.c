@@ -33,7 +33,8 @@ static const Kind kKinds[] = {
     {"adam", "{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"lr\": 0.01}}}"},
     {"adamw",
      "{\"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": 0.01, \"weight_decay\": 0.1}},"
-     " \"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"warmup_num_steps\": 12}},"
+     " \"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"warmup_max_lr\": 0.001, "
+     "\"warmup_num_steps\": 12}},"
      " \"sotto\": {\"gradient_codec\": {\"type\": \"onebit\", \"chunk_align\": 8}}}"},
     {"lamb",
      "{\"optimizer\": {\"type\": \"Lamb\", \"params\": {\"lr\": 0.01, \"weight_decay\": 0.01}},"
