@@ -133,10 +133,9 @@ Status OneBitAlgorithm::describe(StateErrors errors, OptimSnapshot* s) {
   SOTTO_TRY(momentum_to_floats());
   if (errors != StateErrors::kOwn && synchronisation()) return ok_status();
   SOTTO_ASSIGN(const Frozen frozen, frozen_now());
-  std::vector<uint8_t> flags = frozen.flags;
-  flags.resize(d_.parameters.size());
-  s->put("frozen", flags);
-  if (!frozen.exchanged.empty()) s->put("frozen_m", frozen.exchanged);
+  if (frozen.flags.empty()) return ok_status();
+  s->put("frozen", frozen.flags);
+  s->put("frozen_m", frozen.exchanged);
   return ok_status();
 }
 
