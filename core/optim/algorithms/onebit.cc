@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 namespace sotto {
 
@@ -57,8 +58,9 @@ bool OneBitAlgorithm::late_stage(uint64_t step) const {
 
 Status OneBitAlgorithm::freeze(const std::vector<uint8_t>& flags) {
   SOTTO_TRY(momentum_to_floats());
-  return set_momentum_aside(d_.parameters.frozen(), flags,
-                            restored_with(flags) ? restored_.exchanged : std::vector<float>());
+  Frozen restored = std::exchange(restored_, {});  // as long as the parameters it is of
+  if (restored.step != d_.step || restored.flags != flags) restored.exchanged.clear();
+  return set_momentum_aside(d_.parameters.frozen(), flags, restored.exchanged);
 }
 
 // Gives the momentum that was put aside back to the parameters with a flag in `back`, and puts
@@ -210,9 +212,9 @@ Status OneBitAlgorithm::restore(const OptimSnapshot& s) {
   const std::vector<uint8_t>& frozen = d_.parameters.frozen();
   if (frozen.empty()) return ok_status();
   // States that do not say have flags that the caller has set before.
-  const bool same = !restored_.step || restored_.flags == frozen;
-  return set_momentum_aside({}, frozen,
-                            same ? s.values<float>("frozen_m") : std::span<const float>());
+  if (restored_.step && restored_.flags != frozen) return set_momentum_aside({}, frozen, {});
+  restored_ = {};
+  return set_momentum_aside({}, frozen, s.values<float>("frozen_m"));
 }
 
 Status OneBitAlgorithm::restore_stage(const std::vector<uint8_t>& valid) {
