@@ -199,39 +199,39 @@ TEST_P(CapiReduce, UnequalCounts) {
 
 TEST_P(CapiReduce, RanksThatDiffer) {
   struct Case {
-    std::function<sotto_status(const Member&)> call;
+    std::function<sotto_status(const Member&, const sotto_buffer& in, const sotto_buffer& out)>
+        call;
     std::vector<std::string> words;
   };
-  std::vector<float> x(64);
-  const sotto_buffer eight = buffer(x.data(), 8), other = buffer(x.data() + 32, 8);
   const std::vector<Case> cases = {
-      {[&](const Member& self) {
-         return sotto_reduce(self.comm, &eight, &other, 1, self.rank, nullptr, nullptr);
+      {[](const Member& self, const sotto_buffer& in, const sotto_buffer& out) {
+         return sotto_reduce(self.comm, &in, &out, 1, self.rank, nullptr, nullptr);
        },
        {"reduce(sum, root 0", "reduce(sum, root 1"}},
-      {[&](const Member& self) {
+      {[](const Member& self, const sotto_buffer& in, const sotto_buffer& out) {
          const sotto_call call =
              call_with([&](auto& c) { c.reduce = self.rank == 0 ? SOTTO_REDUCE_MAX : 0; });
-         return sotto_reduce(self.comm, &eight, &other, 1, 0, &call, nullptr);
+         return sotto_reduce(self.comm, &in, &out, 1, 0, &call, nullptr);
        },
        {"reduce(max", "reduce(sum"}},
-      {[&](const Member& self) {
+      {[](const Member& self, const sotto_buffer& in, const sotto_buffer& out) {
          const Counts counts = self.rank == 0 ? Counts{8, 0} : Counts{0, 8};
          const sotto_parts parts = out_parts(counts);
-         return sotto_all_gather_v(self.comm, &eight, &other, 1, &parts, nullptr, nullptr);
+         return sotto_all_gather_v(self.comm, &in, &out, 1, &parts, nullptr, nullptr);
        },
        {"all_gather_v(fp32, 8 elements", "layout"}},
-      {[&](const Member& self) {
+      {[](const Member& self, const sotto_buffer& in, const sotto_buffer& out) {
          const Counts counts = self.rank == 0 ? Counts{8, 0} : Counts{0, 8};
          const sotto_parts parts = in_parts(counts);
-         return sotto_reduce_scatter_v(self.comm, &eight, &other, 1, &parts, nullptr, nullptr);
+         return sotto_reduce_scatter_v(self.comm, &in, &out, 1, &parts, nullptr, nullptr);
        },
        {"reduce_scatter_v(sum, fp32, 8 elements", "layout"}}};
   for (const Case& c : cases) {
     EXPECT_EQ(world(2,
                     [&](Member& self) {
+                      std::vector<float> x(8), y(8);
+                      sotto_status status = c.call(self, buffer(x), buffer(y));
                       // A reduction that only the other side sends to may have completed before.
-                      sotto_status status = c.call(self);
                       if (status == SOTTO_OK) status = sotto_barrier(self.comm, nullptr, nullptr);
                       fails(status, SOTTO_E_PROTOCOL, c.words, "ranks that differ");
                     }),
