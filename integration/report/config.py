@@ -40,11 +40,14 @@ def read_config(path):
     return config
 
 
+def _object(owner, key):
+    """An object inside another; empty where it is absent or null, which is the same."""
+    value = owner.get(key)
+    return value if isinstance(value, dict) else {}
+
+
 def _params(config, section):
-    """The section's params, which may be absent."""
-    value = config.get(section)
-    params = value.get("params") if isinstance(value, dict) else None
-    return params if isinstance(params, dict) else {}
+    return _object(_object(config, section), "params")
 
 
 def has_length(config):
@@ -53,7 +56,8 @@ def has_length(config):
 
 
 def scale_config(config, steps):
-    """The same schedule on another number of steps: everything that is counted in steps keeps its share."""
+    """The same schedule on another number of steps: everything that is counted in steps keeps its share. What has none stays
+    without any: 0 switches a warm-up off."""
     scheduler, params = _params(config, "scheduler"), _params(config, "optimizer")
     try:
         share = steps / scheduler["total_num_steps"]
@@ -61,9 +65,9 @@ def scale_config(config, steps):
         raise ReportError("a configuration whose schedule is to be scaled needs scheduler.params.total_num_steps, a "
                           "number above 0") from error
     scheduler["total_num_steps"] = steps
-    outer = config.get("sotto", {}).get("outer", {})
+    outer = _object(_object(config, "sotto"), "outer")
     for place, keys in ((scheduler, SCHEDULER_STEPS), (params, OPTIMIZER_STEPS), (outer, OUTER_STEPS)):
         for key in keys:
-            if key in place:
+            if place.get(key):
                 place[key] = max(1, round(place[key] * share))
     return config

@@ -457,6 +457,12 @@ class Pieces(unittest.TestCase):
         self.assertEqual(config.scale_config(source, 360)["optimizer"]["params"], {
             "var_freeze_step": 70, "var_update_scaler": 16, "local_step_scaler": 30, "local_step_clipper": 16})
 
+    def test_scaled_steps_that_are_none(self):
+        for outer in (None, {"warmup_steps": 0}, {"switch_step": 0}):
+            source = {"scheduler": {"params": {"total_num_steps": 3600, "warmup_num_steps": 0}}, "sotto": {"outer": outer}}
+            want = {"scheduler": {"params": {"total_num_steps": 360, "warmup_num_steps": 0}}, "sotto": {"outer": outer}}
+            self.assertEqual(config.scale_config(json.loads(json.dumps(source)), 360), want)
+
     def test_comments_and_trailing_commas(self):
         text = '{ // a\n "a": "// no comment, ]", # b\n /* c\n, } */ "b": [1, 2, ], "c": "\\"#", }'
         self.assertEqual(json.loads(config.plain_json(text)), {"a": "// no comment, ]", "b": [1, 2], "c": '"#'})
