@@ -47,7 +47,7 @@ positive() {
 }
 
 parse_seeds() {
-  [[ $1 =~ ^[0-9]{1,9}(,[0-9]{1,9})*$ ]] || usage_error "--seeds: '$1' is not a list of numbers like 1,2,3"
+  [[ $1 =~ ^(0|[1-9][0-9]{0,8})(,(0|[1-9][0-9]{0,8}))*$ ]] || usage_error "--seeds: '$1' is not a list of numbers like 1,2,3"
   IFS=, read -r -a seeds <<<"$1"
   [ "$(printf '%s\n' "${seeds[@]}" | sort -u | wc -l)" -eq ${#seeds[@]} ] || usage_error "--seeds: '$1' has a seed twice"
   list_seeds=yes

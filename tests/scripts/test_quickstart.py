@@ -242,7 +242,7 @@ class Quickstart(unittest.TestCase):
     def test_bad_options(self):
         cases = [(["--fast"], "unknown option '--fast'"), (["--steps"], "--steps needs a value"),
                  (["--steps", "0"], "'0'"), (["--steps", "many"], "'many'"), (["--seeds", "1,,2"], "'1,,2'"),
-                 (["--seeds", "2,2"], "twice"), (["--links", "-5"], "'-5'"), (["--isolation", "vm"], "'vm'"),
+                 (["--seeds", "2,2"], "twice"), (["--seeds", "1,02"], "'1,02'"), (["--links", "-5"], "'-5'"), (["--isolation", "vm"], "'vm'"),
                  (["--data", "/no/such/file"], "/no/such/file"), (["--config"], "--config needs a value"),
                  (["--hosts", "4"], "'4' is not like 2x2"), (["--hosts", "1x4"], "'1x4'"), (["--hosts", "5x4"], "20 ranks"),
                  (["--hosts", "2x2", "--config", "a.json"], "leave out --config"),
