@@ -109,6 +109,8 @@ TEST(CppHandles, EmptyOnesAreRefused) {
   FAILS(codec().state_export(state_mode::exact), SOTTO_E_INVALID_ARGUMENT, "codec is NULL");
   FAILS(context().poll(), SOTTO_E_INVALID_ARGUMENT, "context is NULL");
   FAILS(op().wait(), SOTTO_E_INVALID_ARGUMENT, "operation is NULL");
+  // Not without a codec in place of an empty one.
+  FAILS(wait(alone.ranks.all_reduce(x, call().encode(codec()))), SOTTO_E_INVALID_ARGUMENT, "codec");
   EXPECT_EQ(op().error().code(), SOTTO_E_INVALID_ARGUMENT);
   EXPECT_EQ(empty.error().code(), SOTTO_E_INVALID_ARGUMENT);
   empty.close();

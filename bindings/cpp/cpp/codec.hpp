@@ -56,8 +56,10 @@ class SOTTO_CPP_CHECKED codec : public handle<sotto_codec, sotto_codec_destroy> 
   }
 };
 
+// The library would send data as it is without a codec: an empty one becomes what is no handle,
+// which it refuses.
 inline call& call::encode(const codec& codec) noexcept {
-  c_.codec = codec.get();
+  c_.codec = codec ? codec.get() : reinterpret_cast<sotto_codec*>(std::uintptr_t{1});
   return *this;
 }
 
