@@ -234,6 +234,30 @@ TEST(CppCalls, BadInput) {
         "json is NULL");
 }
 
+// A call that this interface refuses before the library has seen it.
+TEST(CppCalls, NothingOfAGroupStartsAfterARefusal) {
+  Alone alone;
+  std::vector<float> x(4, 1.0f), y(4);
+  const std::vector<sotto_buffer> two(2, buffer_of(x));
+  group calls = alone.ranks.group();
+  calls.all_reduce(x, y);
+  FAILS(calls.all_reduce(two, x), SOTTO_E_INVALID_ARGUMENT, "in are 2 and out are 1");
+  group moved = std::move(calls);
+  FAILS(moved.end(), SOTTO_E_INVALID_ARGUMENT, "all_reduce: in are 2 and out are 1");
+  EXPECT_EQ(y[0], 0.0f);
+  {
+    group dropped = alone.ranks.group();
+    dropped.all_reduce(x, y);
+    FAILS(dropped.all_to_all(two, two, std::array<parts, 1>()), SOTTO_E_INVALID_ARGUMENT,
+          "parts are 1");
+  }
+  EXPECT_EQ(y[0], 0.0f);
+  group next = alone.ranks.group();
+  next.all_reduce(x, y);
+  next.end().wait();
+  EXPECT_EQ(y[0], 1.0f);
+}
+
 TEST(CppCalls, Codecs) {
   EXPECT_EQ(on_ranks(2,
                      [](comm& ranks) {

@@ -14,9 +14,9 @@
 namespace sotto {
 inline namespace SOTTO_CPP_ABI {
 
-// Derived::submit(function, options, arguments...) makes the call; Out is what comes of it: an op,
-// or nothing. `in` and `out` are as many buffers; on ranks where sotto.h says that one of them may
-// be NULL it may be empty.
+// Derived::submit(function, options, arguments...) makes the call, Derived::refused(text) none; Out
+// is what comes of it: an op, or nothing. `in` and `out` are as many buffers; on ranks where
+// sotto.h says that one of them may be NULL it may be empty.
 template <class Derived, class Out>
 class collectives {
  public:
@@ -109,7 +109,7 @@ class collectives {
   outcome<Out> exchange(const char* name, F f, const in_buffers& in, const out_buffers& out,
                         const call& options, More... more) {
     if (in.size() != out.size() && in.size() != 0 && out.size() != 0) {
-      return detail::refuse<Out>(different(name, "in", in.size(), "out", out.size()));
+      return self().refused(different(name, "in", in.size(), "out", out.size()));
     }
     const std::uint64_t n = std::max(in.size(), out.size());
     return self().submit(f, options, in.data(), out.data(), n, more...);
@@ -119,7 +119,7 @@ class collectives {
                               span<const parts> split, const call& options) {
     const std::size_t n = std::max(in.size(), out.size());
     if (split.size() != n) {
-      return detail::refuse<Out>(different(name, "the buffers", n, "parts", split.size()));
+      return self().refused(different(name, "the buffers", n, "parts", split.size()));
     }
     const sotto_parts* const first = split.data();
     return exchange(name, f, in, out, options, first);

@@ -64,11 +64,12 @@ class comm_config {
 class SOTTO_CPP_CHECKED group : public collectives<group, void> {
  public:
   group() noexcept : comm_(nullptr) {}
-  group(group&& other) noexcept : comm_(other.take()) {}
+  group(group&& other) noexcept : comm_(other.take()), refused_(std::move(other.refused_)) {}
   group& operator=(group&& other) noexcept {
     if (this != &other) {
       finish();
       comm_ = other.take();
+      refused_ = std::move(other.refused_);
     }
     return *this;
   }
@@ -76,10 +77,13 @@ class SOTTO_CPP_CHECKED group : public collectives<group, void> {
   group& operator=(const group&) = delete;
   ~group() { finish(); }
 
-  // Starts what was collected as one operation. The group is closed in any case.
+  // Starts what was collected as one operation; after a call that was refused nothing, and that
+  // error is told. The group is closed in any case.
   outcome<op> end(const call& options = call()) {
     sotto_op* started = nullptr;
     const sotto_status code = sotto_group_end(take(), options.get(), &started);
+    if (!refused_.empty() && code == SOTTO_E_INVALID_ARGUMENT)
+      return detail::refuse<op>(std::move(refused_));
     return detail::finish(code, op(started));
   }
 
@@ -93,6 +97,12 @@ class SOTTO_CPP_CHECKED group : public collectives<group, void> {
   outcome<void> submit(F f, const call& options, A... arguments) {
     return detail::finish(f(comm_, arguments..., options.get(), nullptr));
   }
+  // The library has to know: it starts nothing of a group of which a call was refused.
+  outcome<void> refused(std::string why) {
+    sotto_send(comm_, nullptr, 0, -1, nullptr, nullptr);
+    if (refused_.empty()) refused_ = why;
+    return detail::refuse<void>(std::move(why));
+  }
   sotto_comm* take() noexcept {
     sotto_comm* const comm = comm_;
     comm_ = nullptr;
@@ -105,6 +115,7 @@ class SOTTO_CPP_CHECKED group : public collectives<group, void> {
   }
 
   sotto_comm* comm_;
+  std::string refused_;  // the first call that has not reached the library
 };
 
 class SOTTO_CPP_CHECKED comm : public handle<sotto_comm, sotto_comm_destroy>,
@@ -180,6 +191,7 @@ class SOTTO_CPP_CHECKED comm : public handle<sotto_comm, sotto_comm_destroy>,
     const sotto_status code = f(get(), arguments..., options.get(), &started);
     return detail::finish(code, op(started));
   }
+  static outcome<op> refused(std::string why) { return detail::refuse<op>(std::move(why)); }
 };
 
 }  // namespace SOTTO_CPP_ABI
