@@ -16,6 +16,7 @@ HERE = Path(__file__).resolve().parent
 COMPILERS = {"g++": ("11", "14", "17", "20", "23"), "clang++-14": ("11", "14", "17", "20", "2b")}
 WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wsign-conversion", "-Wshadow", "-Wnon-virtual-dtor", "-Werror")
 MODES = ((), ("-fno-exceptions",), ("-fno-exceptions", "-fno-rtti"), ("-DSOTTO_CPP_NO_EXCEPTIONS",))
+RESULTS = "/* results */"  # begins what is compiled without exceptions
 # What must not compile: a statement, and words of the compiler's complaint.
 REFUSED = (
     ("sotto::comm a; sotto::comm b(a);", "deleted"),
@@ -28,6 +29,10 @@ REFUSED = (
     ("const std::vector<float> x(4); sotto::param(\"x\", x);", "memory that is written cannot be const"),
     ("sotto::comm c; c.barrier();", "unused-result"),
     ("sotto::comm c; c.barrier();", "unused-result"),
+    ("std::vector<float> x(4); sotto::param(std::string(\"x\"), x);", "deleted"),
+    ("std::vector<float> x(4); sotto::named_array(std::string(\"x\"), x);", "deleted"),
+    (f"{RESULTS} sotto::op a; if (a.test()) return;", "result<bool>"),
+    (f"{RESULTS} sotto::op a; if (a.test()) return;", "result<bool>"),
 )
 
 
@@ -51,7 +56,8 @@ def refused(includes, folder):
         path = Path(folder) / f"refused{number}.cc"
         path.write_text(f"#include <sotto/sotto.hpp>\nvoid f();\nvoid f() {{ {statement} }}\n", encoding="ascii")
         compiler, std = (("g++", "17"), ("clang++-14", "11"))[number % 2]
-        code, out, _ = compile_text(compiler, (f"-std=c++{std}",), path, includes)
+        form = ("-DSOTTO_CPP_NO_EXCEPTIONS",) if statement.startswith(RESULTS) else ()
+        code, out, _ = compile_text(compiler, (f"-std=c++{std}", *form), path, includes)
         if code == 0:
             return f"{compiler} compiles: {statement}"
         return None if words in out else f"{compiler} refuses {statement} without \"{words}\":\n{out}"

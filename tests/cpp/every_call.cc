@@ -17,7 +17,7 @@ namespace {
 #if defined(SOTTO_CPP_NO_EXCEPTIONS)
 template <class T>
 T got(sotto::result<T> r) {
-  return r ? r.take() : T();
+  return r.ok() ? r.take() : T();
 }
 bool got(const sotto::result<void>& r) {
   return r.ok() && r.error().ok() && r.code() == SOTTO_OK && r.text().empty();

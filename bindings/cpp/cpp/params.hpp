@@ -3,6 +3,7 @@
 #define SOTTO_CPP_PARAMS_HPP
 
 #include <cstdint>
+#include <string>
 #include <type_traits>
 
 #include "buffer.hpp"
@@ -10,14 +11,24 @@
 namespace sotto {
 inline namespace SOTTO_CPP_ABI {
 
+namespace detail {
+
+// A string that is gone when the struct which borrows it is used.
+template <class S>
+using if_temporary_string = typename std::enable_if<std::is_same<S, std::string>::value>::type;
+
+}  // namespace detail
+
 // One tensor of an optimizer: sotto_param with setters. The name, "" or NULL for "param<index>", is
-// borrowed until the optimizer has been created.
+// borrowed until the optimizer has been created: not that of a temporary string.
 class param : public sotto_param {
  public:
   param(text called, const out_tensor& live) noexcept : sotto_param(initial()) {
     sotto_param::name = called.c_str();
     sotto_param::param = live.get();
   }
+  template <class S, class = detail::if_temporary_string<S>>
+  param(S&& called, const out_tensor& live) = delete;
 
   param& grad(const in_tensor& tensor) noexcept {
     sotto_param::grad = tensor.get();
@@ -87,6 +98,8 @@ class named_array : public sotto_named_array {
     sotto_named_array::name = called.c_str();
     sotto_named_array::values = array.get();
   }
+  template <class S, class = detail::if_temporary_string<S>>
+  named_array(S&& called, const in_tensor& array) = delete;
 
  private:
   static sotto_named_array initial() noexcept {

@@ -3,6 +3,7 @@
 #define SOTTO_CPP_STATUS_HPP
 
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "config.hpp"
@@ -86,7 +87,12 @@ class SOTTO_CPP_CHECKED result {
   explicit result(status s) : status_(std::move(s)), value_() {}
 
   bool ok() const noexcept { return status_.ok(); }
-  explicit operator bool() const noexcept { return ok(); }
+  // result<bool> does not convert: `if (op.test())` asks for its value where exceptions are
+  // enabled.
+  template <class U = T, class = typename std::enable_if<!std::is_same<U, bool>::value>::type>
+  explicit operator bool() const noexcept {
+    return ok();
+  }
   const status& error() const noexcept { return status_; }
   sotto_status code() const noexcept { return status_.code(); }
   const std::string& text() const noexcept { return status_.text(); }
