@@ -136,6 +136,48 @@ def test_the_same_parameters_as_from_the_engine_here():
             assert out.count(f"{kind} {dtype}: equal to") == 2, out
 
 
+class Branches(torch.nn.Module):
+    """A layer for all batches and one for each rank."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.trunk = torch.nn.Linear(4, 4)
+        self.heads = torch.nn.ModuleList(torch.nn.Linear(4, 1) for _ in range(2))
+
+    def forward(self, x, head):
+        return self.heads[head](self.trunk(x)).square().mean()
+
+
+def batch_of(rank, step):
+    return torch.randn(4, 4, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def rank_uses_layers_of_its_own(comm):
+    """Gradients of layers that only another rank has used are that rank's, over their number."""
+    deepspeed = join()
+    net, alone = Branches(), Branches()
+    optimizer = st.Adam(net.named_parameters(), comm=comm, lr=1e-2)
+    config = {"train_micro_batch_size_per_gpu": 4, "zero_allow_untested_optimizer": True}
+    engine, *_ = deepspeed.initialize(model=net, optimizer=optimizer, config=config)
+    plain = torch.optim.Adam(alone.parameters(), lr=1e-2)
+    for step in range(4):
+        engine.backward(engine(batch_of(comm.rank, step), comm.rank))
+        engine.step()
+        plain.zero_grad()
+        (sum(alone(batch_of(r, step), r) for r in range(2)) / 2).backward()
+        plain.step()
+        for got, wanted in zip(net.parameters(), alone.parameters()):
+            torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+    optimizer.close()
+    dist.destroy_process_group()
+    print("the same parameters")
+
+
+def test_layers_that_only_some_ranks_use():
+    assert ranks("rank_uses_layers_of_its_own").count("the same parameters") == 2
+
+
 # ---- what cannot work ----------------------------------------------------------------------------
 
 

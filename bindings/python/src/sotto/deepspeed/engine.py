@@ -20,7 +20,6 @@ from .client import ClientOptimizer
 from .config import Settings
 from .loader import DeepSpeedDataLoader, sampler_of
 from .members import member, refuse, value_at
-from .optimizer import fill_gradients
 from .recording import Recording
 from .saving import Saving
 from .schedule import ConfigSchedule
@@ -298,7 +297,7 @@ class Engine(Saving, Recording, torch.nn.Module):
         begun = overlap is not None and overlap._begun()
         before = overlap._steps_before if begun and overlap else self.optimizer.info().step
         if not begun and isinstance(self.optimizer, SottoOptimizer):
-            fill_gradients(self.optimizer)
+            self.optimizer._fill_gradients()
         self.optimizer.step()
         self._taken = 0
         self.zero_grad()

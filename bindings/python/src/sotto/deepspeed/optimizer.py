@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from .. import optim as plain
 from ..comm import Comm
 from ..errors import InvalidArgumentError, UnsupportedError
+from ..optim import config_resolve
 from ..torch.averagers import zero_reason
 from ..torch.base import SottoOptimizer
 from .config import Settings, source_of
@@ -49,25 +49,6 @@ class ConfiguredOptimizer(SottoOptimizer):
             max_grad_norm=0.0,
         )
         self.use_sections(settings.sections())
-
-    def _ready(self, *, micro_batch: bool = False) -> plain.Optimizer:
-        self._build()
-        if self._adopted:  # DeepSpeed's engine does it while it averages, which it does not here
-            fill_gradients(self)
-        return super()._ready(micro_batch=micro_batch)
-
-
-def fill_gradients(optimizer: SottoOptimizer) -> None:
-    """Parameters that this backward() has not reached get zeros, as in DeepSpeed's average.
-
-    They move then as those of other ranks do, and with weight decay also if no rank has reached
-    them. Without any gradient there was no backward().
-    """
-    params = [p for _, _, p in optimizer._registered() if p.requires_grad]
-    absent = [p for p in params if p.grad is None]
-    if len(absent) < len(params):
-        for p in absent:
-            p.grad = torch.zeros_like(p)
 
 
 def _groups(groups: list[dict[str, Any]], in_file: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -124,7 +105,7 @@ def optimizer_from_config(
     (names what is not built), those of the comm.
     """
     if comm is None:
-        comm = meet(None, None, transport=transport_in(plain.config_resolve(source_of(config))))
+        comm = meet(None, None, transport=transport_in(config_resolve(source_of(config))))
     settings = Settings(config, auto, comm.size)
     if settings.report["optimizer"] is not None:
         _check_stage(settings)

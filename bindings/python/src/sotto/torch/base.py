@@ -264,6 +264,8 @@ class SottoOptimizer(Groups):
     def _ready(self, *, micro_batch: bool = False) -> plain.Optimizer:
         """The library's optimizer, which knows where the gradients are."""
         optim = self._build()
+        if self._adopted:  # DeepSpeed's engine does it while it averages, which it does not here
+            self._fill_gradients()
         check_ddp(self._ddp, self._averaged, self._comm)
         self._averaged = None
         self._check_untrained()

@@ -85,6 +85,18 @@ class Parameters(torch.optim.Optimizer):
             if p.requires_grad or name in self._loaded
         ]
 
+    def _fill_gradients(self) -> None:
+        """Parameters that this backward() has not reached get zeros, as in DeepSpeed's average.
+
+        They move then as those of other ranks do, and with weight decay also if no rank has reached
+        them. Without any gradient there was no backward().
+        """
+        params = [p for _, _, p in self._registered() if p.requires_grad]
+        absent = [p for p in params if p.grad is None]
+        if len(absent) < len(params):
+            for p in absent:
+                p.grad = torch.zeros_like(p)
+
     def _trained(self) -> list[tuple[str, int, torch.Tensor]]:
         """The same for the library, checked.
 
