@@ -160,7 +160,7 @@ def test_what_the_engine_does_is_not_warned_about(ours, comm, caplog):
         "dataloader_drop_last": True,
         "torch_autocast": {"enabled": True, "dtype": "bfloat16"},
         "comms_logger": {"enabled": True},
-        "curriculum_learning": {"enabled": True},
+        "compression_training": {"layer_reduction": {"enabled": False}},
         "optimizer": LAMB if ours else {"type": "Adagrad"},
     }
     engine, _, loader, _ = start(
@@ -174,5 +174,47 @@ def test_what_the_engine_does_is_not_warned_about(ours, comm, caplog):
         sotto.capture_log(False)
         sd.comm.configure(enabled=False)
     warned = [record.getMessage().split(":")[0] for record in caplog.records]
-    assert warned == ["curriculum_learning"]
+    assert warned == ["compression_training"]
     engine.close()
+
+
+# ---- sections of DeepSpeed's engine --------------------------------------------------------------
+
+SAMPLING = {"enabled": True, "data_sampling": {"enabled": True}}
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"curriculum_learning": {"enabled": True}}, "curriculum_learning.enabled: true"),
+        ({"data_efficiency": SAMPLING}, "data_efficiency.data_sampling.enabled: true"),
+        (
+            {"data_efficiency": {"enabled": True, "data_routing": {"enabled": True}}},
+            "data_efficiency.data_routing.enabled: true",
+        ),
+        ({"progressive_layer_drop": {"enabled": True}}, "progressive_layer_drop.enabled: true"),
+    ],
+)
+def test_sections_that_change_the_training_are_refused(comm, sections, words):
+    with pytest.raises(sotto.UnsupportedError, match=f"{words} is not a part of this engine"):
+        start(comm, {"optimizer": LAMB, **sections})
+
+
+def test_sections_that_change_nothing_are_named(comm, capsys):
+    sections = {"flops_profiler": {"enabled": True}, "hybrid_engine": {"enabled": True}}
+    engine, *_ = start(comm, {"optimizer": LAMB, **sections})
+    engine.close()
+    said = capsys.readouterr().out
+    assert "flops_profiler.enabled is true, which changes nothing in this engine" in said
+    assert "hybrid_engine.enabled is true, which changes nothing in this engine" in said
+    sampling = {"enabled": False, "data_sampling": {"enabled": True}}
+    engine, *_ = start(
+        comm,
+        {
+            "optimizer": LAMB,
+            "data_efficiency": sampling,
+            "curriculum_learning": {"enabled": False},
+        },
+    )
+    engine.close()
+    assert "changes nothing" not in capsys.readouterr().out

@@ -249,6 +249,24 @@ REFUSED_ATTRIBUTES: Mapping[str, str] = MappingProxyType(
         "unflatten": "use torch.nn.utils.vector_to_parameters",
     }
 )
+# Sections that change what is trained where all of their switches are on, which this engine does
+# not do.
+REFUSED_SECTIONS: Mapping[tuple[str, ...], str] = MappingProxyType(
+    {
+        ("curriculum_learning.enabled",): _CURRICULUM,
+        ("data_efficiency.enabled", "data_efficiency.data_routing.enabled"): _PLD,
+        ("data_efficiency.enabled", "data_efficiency.data_sampling.enabled"): _CURRICULUM,
+        ("progressive_layer_drop.enabled",): _PLD,
+    }
+)
+# Switches of sections that change times and reports alone, and nothing here.
+IDLE_SECTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "eigenvalue.enabled": _EIGENVALUE,
+        "flops_profiler.enabled": _PROFILE,
+        "hybrid_engine.enabled": "engine.generate() is the module's own",
+    }
+)
 # Empty lists and sets of every engine.
 EMPTY: Mapping[str, Callable[[], Any]] = MappingProxyType(
     {
@@ -271,6 +289,18 @@ def value_at(file: Mapping[str, Any], path: str, default: Any) -> Any:
 def refuse(what: str, hint: str) -> NoReturn:
     """Errors: UnsupportedError, always."""
     raise UnsupportedError(f"{what} is not a part of this engine: {hint}")
+
+
+def check_sections(file: Mapping[str, Any]) -> list[str]:
+    """Warnings of sections that change nothing here. Errors: UnsupportedError (others)."""
+    for switches, hint in REFUSED_SECTIONS.items():
+        if all(value_at(file, switch, False) is True for switch in switches):
+            refuse(f"{switches[-1]}: true", hint)
+    return [
+        f"{switch} is true, which changes nothing in this engine: {hint}"
+        for switch, hint in IDLE_SECTIONS.items()
+        if value_at(file, switch, False) is True
+    ]
 
 
 def member(name: str, file: Mapping[str, Any]) -> tuple[bool, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,6 +20,8 @@ from .client import ClientOptimizer
 from .comm import configure, get_world_group, init_distributed
 from .config import Settings, source_of
 from .engine import Engine
+from .logs import log_dist
+from .members import check_sections
 from .optimizer import ConfiguredOptimizer, named_groups
 from .ranks import meet
 from .schedule import ConfigSchedule
@@ -198,6 +201,8 @@ def initialize(
     comm = _join(comm, mpu, distributed_port, dist_init_required, config)
     settings = Settings(config, auto, comm.size)
     settings.check_groups(chosen)
+    for warning in check_sections(settings.file):
+        log_dist(warning, ranks=[0], level=logging.WARNING)
     if lr_scheduler is not None:
         settings = settings.without("scheduler")
     if optimizer is None and "optimizer" in settings.file:
