@@ -438,6 +438,8 @@ def test_nonfinite_gradients(comm):
         (lambda p, c: st.OnebitLamb(p, checkpoint="none", comm=c), "checkpoint"),
         (lambda p, c: st.OnebitLamb(p, sotto={"colour": 1}, comm=c), "colour"),
         (lambda p, c: st.AdamW(p, loss_scale="auto", comm=c), "loss_scale is 'auto'"),
+        (lambda p, c: st.Lamb([{"params": list(p), "eps": None}], comm=c), "eps of a .* is None"),
+        (lambda p, c: st.AdamW(p, betas=0.9, comm=c), "betas of a parameter group is 0.9; allowed"),
     ],
 )
 def test_wrong_arguments_are_told_by_the_constructor(make, text, comm):

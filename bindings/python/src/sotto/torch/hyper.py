@@ -54,13 +54,22 @@ class Groups(Parameters):
         return report
 
     def _hyper(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of a parameter group, as plain numbers."""
+        """The values of a parameter group, as plain numbers.
+
+        Errors: InvalidArgumentError (names the key).
+        """
         values = {key: group[key] for key in self._group_keys}
         for key, value in values.items():
-            if key == "betas":
-                values[key] = [float(beta) for beta in value]
-            elif key != "non_freeze":
-                values[key] = float(value)
+            try:
+                if key == "betas":
+                    values[key] = [float(beta) for beta in value]
+                elif key != "non_freeze":
+                    values[key] = float(value)
+            except (TypeError, ValueError):
+                allowed = "two numbers" if key == "betas" else "a number"
+                raise InvalidArgumentError(
+                    f"{key} of a parameter group is {value!r}; allowed: {allowed}"
+                ) from None
         return values
 
     @property
