@@ -4,10 +4,12 @@ use std::ffi::c_void;
 use std::time::Duration;
 
 use sotto_sys as sys;
+use sys::Api;
 
 use crate::callback;
 use crate::codec::Codec;
-use crate::error::Status;
+use crate::error::{self, Status};
+use crate::library::check;
 
 /// How values of several ranks become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -159,7 +161,11 @@ impl<'a> Call<'a> {
     }
 
     /// Hands the options to `launch`, which returns a code of C below zero if nothing was started.
-    pub(crate) fn with<'c>(self, launch: impl FnOnce(*const sys::sotto_call) -> i32) -> i32
+    pub(crate) fn with<'c>(
+        self,
+        api: &Api,
+        launch: impl FnOnce(*const sys::sotto_call) -> i32,
+    ) -> error::Result<()>
     where
         'a: 'c,
     {
@@ -167,23 +173,24 @@ impl<'a> Call<'a> {
         raw.codec = self.codec.map_or(std::ptr::null_mut(), Codec::raw);
         let done = match self.done {
             Some(done) => done,
-            None => return launch(&raw),
+            None => return check(api, launch(&raw)),
         };
         let user = Box::into_raw(Box::new(done));
         raw.on_done = Some(run_done);
         raw.user = user.cast();
-        let code = launch(&raw);
-        if code < 0 {
-            drop(unsafe { Box::from_raw(user) }); // it is never called
+        let started = check(api, launch(&raw));
+        if started.is_err() {
+            // It is never called. Handles that it owns are given back, which ends the error's text.
+            drop(unsafe { Box::from_raw(user) });
         }
-        code
+        started
     }
 }
 
 /// # Safety
 /// `user` is the box of [`Call::with`], for the first and only time.
 unsafe extern "C" fn run_done(user: *mut c_void, code: i32) {
-    let _ = callback::run(|| {
+    callback::contain(|| {
         let done = Box::from_raw(user.cast::<Done>());
         done(if code < 0 { Err(Status::from_code(code)) } else { Ok(()) });
     });

@@ -25,3 +25,9 @@ pub(crate) fn run<R>(body: impl FnOnce() -> R) -> Result<R, Box<dyn Any + Send>>
     let _leave = Leave;
     catch_unwind(AssertUnwindSafe(body))
 }
+
+/// Runs the body of a callback whose panics end there, also those of what it has panicked with.
+pub(crate) fn contain(body: impl FnOnce()) {
+    let dropped = run(body).or_else(|panic| run(|| drop(panic)));
+    dropped.unwrap_or_else(std::mem::forget);
+}

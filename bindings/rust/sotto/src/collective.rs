@@ -9,7 +9,6 @@ use crate::call::Call;
 use crate::comm::{number, Comm};
 use crate::error::{Error, Result};
 use crate::left;
-use crate::library::check;
 use crate::op::{Handle, Op};
 
 /// The parts of one buffer: elements that belong to each rank, and where they begin.
@@ -289,8 +288,7 @@ impl<B: Send + 'static> Collective<B> {
         let n = sides.count()?;
         let parts = CParts::new(comm.size(), n, &self.kind)?;
         let (ins, outs) = (pointer(&sides.ins), pointer(&sides.outs));
-        let code = call.with(|call| self.kind.call(comm, ins, outs, n, &parts, call, out_op));
-        check(comm.api(), code)?;
+        call.with(comm.api(), |call| self.kind.call(comm, ins, outs, n, &parts, call, out_op))?;
         Ok(buffers)
     }
 }

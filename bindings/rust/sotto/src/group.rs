@@ -245,7 +245,7 @@ impl Group<'_> {
         let (comm, mut op) = (self.comm, std::ptr::null_mut());
         self.open = false;
         let end = comm.api().sotto_group_end;
-        check(comm.api(), call.into().with(|call| unsafe { end(comm.raw(), call, &mut op) }))?;
+        call.into().with(comm.api(), |call| unsafe { end(comm.raw(), call, &mut op) })?;
         let kept = Collected { group: self.number, kept: std::mem::take(&mut self.kept) };
         Ok(Op::new(Handle::new(comm.api(), op), Kept::new(kept), Arc::clone(&comm.shared)))
     }

@@ -33,7 +33,7 @@ fn exchange(sink: Option<Sink>) -> Option<Sink> {
 /// # Safety
 /// Called by the library, on any thread: `message` is a text.
 unsafe extern "C" fn receive(_: *mut c_void, level: i32, message: *const c_char) {
-    let _ = callback::run(|| {
+    callback::contain(|| {
         let sink = SINK.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
         let level = LEVELS[(level.clamp(1, 5) - 1) as usize];
         if let Some(sink) = sink {

@@ -108,7 +108,7 @@ impl<T, M: Send + 'static> Registered<T, M> {
         let parts = self.parts_mut();
         {
             let _one = parts.comm.locked()?;
-            check(api, call.into().with(|call| launch(parts, call, &mut op)))?;
+            call.into().with(api, |call| launch(parts, call, &mut op))?;
         }
         let handle = Arc::new(Handle::new(api, op));
         parts.flight = Some(Arc::clone(&handle));

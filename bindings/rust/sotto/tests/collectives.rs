@@ -235,11 +235,32 @@ fn done_runs_once_and_a_panic_of_it_stays_there() {
     comm.all_reduce(vec![1.0f32], call).unwrap().wait().unwrap();
     let call = Call::new().done_on_any_thread().on_done(|_| panic!("in a callback, on purpose"));
     comm.all_reduce(vec![1.0f32], call).unwrap().wait().unwrap();
+    let call = Call::new().on_done(|_| std::panic::panic_any(PanicsAgain));
+    comm.all_reduce(vec![1.0f32], call).unwrap().wait().unwrap();
     let counted = Arc::clone(&count);
     let call = Call::new().codec_is_refused().on_done(move |_| drop(counted));
     assert_eq!(status(comm.barrier(call)), Status::InvalidArgument);
     assert_eq!(Arc::strong_count(&count), 1, "what was never called is dropped");
     assert_eq!(count.load(Ordering::SeqCst), 1);
+}
+
+/// What a callback has panicked with, and panics when it is dropped.
+struct PanicsAgain;
+
+impl Drop for PanicsAgain {
+    fn drop(&mut self) {
+        panic!("dropped, on purpose");
+    }
+}
+
+#[test]
+fn an_error_has_its_text_whatever_its_callback_owns() {
+    let comm = alone();
+    let ended = alone().all_reduce(vec![1.0f32], ()).unwrap();
+    let owned = (ended, alone());
+    let call = Call::new().on_done(move |_| drop(owned));
+    let error = comm.broadcast([1.0f32], 5, call).unwrap_err();
+    assert!(error.text.contains("root is 5"), "{error}");
 }
 
 /// A call that the library refuses for a barrier.
