@@ -73,7 +73,7 @@ impl<T> Drop for Owner<T> {
         }
         if callback::inside() {
             let destroyed = AtomicBool::new(false);
-            left::keep(None, Box::new(Owner { destroyed, ..*self }));
+            left::keep_what_waits(None, Box::new(Owner { destroyed, ..*self }));
         } else {
             unsafe { (self.destroy)(self.raw()) };
         }

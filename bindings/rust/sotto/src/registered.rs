@@ -147,7 +147,7 @@ impl<T, M: Send + 'static> Drop for Registered<T, M> {
         let parts = self.parts.take().expect("it is dropped once");
         let in_flight = parts.flight.clone().filter(|step| step.in_flight());
         if in_flight.is_some() || crate::callback::inside() {
-            left::keep(in_flight, parts);
+            left::keep_what_waits(in_flight, parts);
         }
     }
 }

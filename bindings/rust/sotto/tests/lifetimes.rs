@@ -3,12 +3,12 @@
 mod common;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
 use common::{alone, context, nothing_is_left_behind, ranks, LIMIT};
 use sotto::{
-    Codec, Comm, CommOptions, Context, Op, Optimizer, Outer, Overlap, Param, Round, Source,
+    Call, Codec, Comm, CommOptions, Context, Op, Optimizer, Outer, Overlap, Param, Round, Source,
     StateMode, Status, Step, Target, Tensor, Views,
 };
 
@@ -144,6 +144,30 @@ fn what_was_made_of_a_closed_comm_is_told_or_works() {
         assert_ne!(error.status, Status::Internal, "{error}");
     }
     optimizer.close().unwrap();
+}
+
+#[test]
+fn what_is_left_does_not_hold_up_a_rank_that_it_waits_for() {
+    let left = Barrier::new(2);
+    ranks(2, |comm| {
+        let json = r#"{"preset": "co2", "period": 1, "auto_floor": false, "beta": 0}"#;
+        let params = vec![Param::live(vec![1.0f32; 10])];
+        let mut outer = Outer::new(&comm, json, params).unwrap();
+        if comm.rank() == 0 {
+            outer.step(()).unwrap().wait().unwrap();
+            assert_eq!(outer.info().unwrap().in_flight, 1, "an average is under way");
+            let call = Call::new().on_done(move |_| drop(outer));
+            alone().barrier(call).unwrap().wait().unwrap();
+            left.wait();
+            return;
+        }
+        left.wait();
+        let begin = Instant::now();
+        outer.step(()).unwrap().wait().unwrap(); // the other rank's average needs this one's
+        assert!(begin.elapsed() < LIMIT / 2);
+        outer.close().unwrap();
+    });
+    nothing_is_left_behind();
 }
 
 #[test]
