@@ -42,5 +42,8 @@ is_dense(x) = false
 
 "One array, or several that are one operation."
 arrays_of(x::AbstractArray{<:Number}, what) = (x,), [buffer_of(x, what)]
-arrays_of(x, what) = collect(x), sotto_buffer[buffer_of(each, "$what[$i]") for (i, each) in enumerate(x)]
+function arrays_of(x, what)
+    arrays = collect(x)  # once: a generator makes others when it is asked again
+    return arrays, sotto_buffer[buffer_of(each, "$what[$i]") for (i, each) in enumerate(arrays)]
+end
 arrays_of(x::Number, what) = invalid("$what is a number; allowed: arrays, and vectors and tuples of arrays")

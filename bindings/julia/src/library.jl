@@ -34,7 +34,9 @@ end
 
 The file that is loaded, or will be: what SOTTO_LIBRARY names, else the system's.
 """
-library_path() = get(ENV, "SOTTO_LIBRARY", "libsotto.so.$SOTTO_ABI_MAJOR")
+library_path() = is_named() ? ENV["SOTTO_LIBRARY"] : "libsotto.so.$SOTTO_ABI_MAJOR"
+
+is_named() = !isempty(get(ENV, "SOTTO_LIBRARY", ""))
 
 function load()
     lock(LOAD_LOCK) do
@@ -43,7 +45,7 @@ function load()
         handle = try
             dlopen(path, RTLD_NOW | RTLD_LOCAL)
         catch error
-            why = haskey(ENV, "SOTTO_LIBRARY") ? "SOTTO_LIBRARY is set" : "SOTTO_LIBRARY is not set"
+            why = is_named() ? "SOTTO_LIBRARY is set" : "SOTTO_LIBRARY is not set"
             throw(SottoError(:LibraryLoad, "$path cannot be loaded ($why): $(sprint(showerror, error))"))
         end
         version = dlsym(handle, :sotto_abi_version; throw_error = false)

@@ -19,7 +19,7 @@ mutable struct Optimizer <: Owned
     comm::Comm
     handle::Ptr{sotto_optim}
     names::Vector{String}
-    paths::Vector{Path}
+    paths::Vector{Vector{Path}}  # all that lead to a parameter
     params::Vector{AbstractArray}
     grads::Vector{AbstractArray}  # where the library reads gradients
     zeros::Dict{Int,AbstractArray}  # in place of gradients that are not there
@@ -44,8 +44,8 @@ end
 function trained(tree)
     found = by_path(tree)
     isempty(found) && invalid("the tree, a $(typeof(tree)), has no array of floating-point numbers")
-    paths, params = Path[path for (path, _) in found], AbstractArray[x for (_, x) in found]
-    names = String[join(path, '.') for path in paths]
+    paths, params = Vector{Path}[each for (each, _) in found], AbstractArray[x for (_, x) in found]
+    names = String[join(first(each), '.') for each in paths]
     for (name, x) in zip(names, params)
         eltype(x) === Float32 || invalid("parameter \"$name\" has elements of type $(eltype(x)); allowed: Float32")
     end
@@ -62,9 +62,10 @@ Base.show(io::IO, optimizer::Optimizer) = print(io, "Sotto.Optimizer(", length(o
 
 One step: averages the gradients over ranks, clips, updates the parameters. Collective. Returns an
 [`Op`](@ref): `wait` for it. `gradients`: a tree like the parameters', as Zygote returns it for a
-model or for Lux's parameters, where `nothing` counts as zero; means over this rank's samples. If the
-operation ends with an error nothing was updated; `:Nonfinite` leaves the group healthy. Errors:
-`:Busy` (a step in flight), `:InvalidArgument` (names a gradient).
+model or for Lux's parameters, where `nothing` counts as zero, and what tied weights have in several
+places is added up; means over this rank's samples. If the operation ends with an error nothing was
+updated; `:Nonfinite` leaves the group healthy. Errors: `:Busy` (a step in flight), `:InvalidArgument`
+(names a gradient).
 """
 step!(optimizer::Optimizer, gradients; options...) =
     (set_grads!(optimizer, gradients); launched(sotto_optim_step, optimizer; options...))
@@ -94,9 +95,11 @@ function set_grads!(optimizer::Optimizer, gradients)
     return nothing
 end
 
+"The gradient of parameter i; of one with several places the sum of what they have, as Zygote returns it."
 function gradient_of(optimizer, i, tree)
-    x = at_path(tree, optimizer.paths[i])
-    return x === nothing ? get!(() -> zero(optimizer.params[i]), optimizer.zeros, i) : readable(optimizer, i, x)
+    there = filter(x -> x !== nothing, Any[at_path(tree, path) for path in optimizer.paths[i]])
+    isempty(there) && return get!(() -> zero(optimizer.params[i]), optimizer.zeros, i)
+    return reduce(+, AbstractArray[readable(optimizer, i, x) for x in there])
 end
 
 "The gradient of parameter i as the library reads it: itself, or a copy if its layout is another."

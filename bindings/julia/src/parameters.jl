@@ -23,23 +23,28 @@ end
     Sotto.parameters(tree)
 
 All arrays of floating-point numbers in a tree, as pairs of a path and an array:
-`"layers.1.weight" => [...]`. An array that is there twice is one parameter, with its first path.
-The order is the same for equal trees.
+`"layers.1.weight" => [...]`. An array that is there twice, as tied weights are, is one parameter,
+with its first path. The order is the same for equal trees.
 """
-parameters(tree) = Pair{String,AbstractArray}[join(path, '.') => x for (path, x) in by_path(tree)]
+parameters(tree) = Pair{String,AbstractArray}[join(first(paths), '.') => x for (paths, x) in by_path(tree)]
 
 const Path = Vector{String}
 
+"Arrays, each with all the paths that lead to it."
 function by_path(tree)
-    found, seen = Tuple{Path,AbstractArray}[], IdDict{Any,Nothing}()
+    found, seen = Tuple{Vector{Path},AbstractArray}[], IdDict{Any,Int}()
     collect_parameters!(found, seen, tree, Path())
     return found
 end
 
+# seen: where an array is in found; 0: no array.
 function collect_parameters!(found, seen, x::AbstractArray{<:AbstractFloat}, path)
-    haskey(seen, x) && return
-    seen[x] = nothing
-    push!(found, (path, x))
+    if haskey(seen, x)
+        push!(first(found[seen[x]]), path)
+        return
+    end
+    push!(found, ([path], x))
+    seen[x] = length(found)
     return
 end
 collect_parameters!(found, seen, x::AbstractArray{<:Number}, path) = nothing
@@ -48,7 +53,7 @@ function collect_parameters!(found, seen, x, path)
     below === nothing && return
     if is_mutable(x)
         haskey(seen, x) && return  # a tree that contains itself
-        seen[x] = nothing
+        seen[x] = 0
     end
     for (name, value) in below
         collect_parameters!(found, seen, value, [path; string(name)])

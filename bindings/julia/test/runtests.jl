@@ -46,6 +46,8 @@ end
     @test occursin("SottoError(LibraryLoad): /nonexistent.so cannot be loaded (SOTTO_LIBRARY is set)", said)
     other = julia("using Sotto; Sotto.init(size = 1)"; SOTTO_LIBRARY = "libm.so.6")
     @test occursin("libm.so.6 has no function sotto_abi_version", other)
+    none = julia("using Sotto; print(Sotto.library_path())"; SOTTO_LIBRARY = "")
+    @test none == "libsotto.so.0"
 end
 
 @testset "arrays" begin
@@ -62,6 +64,8 @@ end
     @test error.status == :InvalidArgument && occursin("x[2], a SubArray", error.text)
     @test failed(() -> Sotto.buffer_of(transpose(x), "x")).status == :InvalidArgument
     @test failed(() -> Sotto.buffer_of(zeros(ComplexF32, 2), "x")).status == :Unsupported
+    arrays, buffers = Sotto.arrays_of((copy(each) for each in (x, x)), "x")
+    @test [buffer.data for buffer in buffers] == map(pointer, arrays)
     @test occursin("x is a number", failed(() -> Sotto.arrays_of(1.0, "x")).text)
     @test occursin("x[2] is of type String", failed(() -> Sotto.arrays_of(([1.0], "b"), "x")).text)
 end
@@ -122,6 +126,13 @@ end
     bad = Sotto.step!(optimizer, (w = fill(NaN32, 2, 2), inner = nothing))
     @test failed(() -> wait(bad)).status == :Nonfinite
     @test params.w == saved
+    tied = ones(Float32, 2)
+    both = Sotto.Optimizer(comm, (a = tied, b = (tied,)), sgd())
+    wait(Sotto.step!(both, (a = Float32[1, 2], b = ([10.0, 20.0],))))
+    @test tied == [-10, -21]
+    wait(Sotto.step!(both, (a = nothing, b = (ones(Float32, 2),))))
+    @test tied == [-11, -22]
+    close(both)
     @test occursin("\"w\" has elements of type Float64", failed(() -> Sotto.Optimizer(comm, (w = ones(2),), sgd())).text)
     @test occursin("optimizer.typ: unknown key", failed(() -> Sotto.Optimizer(comm, params, """{"optimizer": {"typ": "SGD"}}""")).text)
     close(optimizer)
