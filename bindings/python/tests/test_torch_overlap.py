@@ -150,6 +150,55 @@ def test_an_exception_in_backward_ends_the_round_on_all_ranks(inside):
     thread_ranks(2, body)
 
 
+def test_an_exception_before_backward_ends_the_round_on_all_ranks():
+    """As of a batch that cannot be read: the other ranks are in their backward()."""
+
+    def body(comm):
+        net, alone, texts = model(), model(), []
+        with st.Overlap(net, comm=comm, **SMALL) as overlap:
+            for step in range(3):
+                net.zero_grad()
+                try:
+                    with overlap.round():
+                        if step == 1 and comm.rank == 1:
+                            raise ValueError("no such file")
+                        loss_of(net, comm.rank, step).backward()
+                except (ValueError, sotto.CancelledError) as error:
+                    texts.append(str(error))
+                    continue
+                for p, wanted in zip(net.parameters(), means(alone, 2, step)):
+                    torch.testing.assert_close(p.grad, wanted, rtol=1e-6, atol=1e-9)
+            withdrawn = "" if comm.rank == 1 else "rank 1 has withdrawn: ValueError: "
+            assert len(texts) == 1
+            assert f"{withdrawn}no such file" in texts[0]
+            with pytest.raises(KeyError), overlap.no_sync(), overlap.round():
+                raise KeyError("here nothing is averaged")
+            assert overlap.info().rounds == 2
+
+    thread_ranks(2, body)
+
+
+def test_a_failed_backward_is_left_without_a_forward():
+    """Modules are called by other ways than their own forward(), and compiled ones call no hook."""
+
+    def body(comm):
+        net = model()
+        with st.Overlap(net, comm=comm, **SMALL) as overlap:
+            if comm.rank == 1:
+                with pytest.raises(RuntimeError, match="out of memory"):
+                    net[4:](Fails.apply(net[:4](batch(1, 0)))).square().mean().backward()
+            else:
+                with pytest.raises(sotto.CancelledError, match="rank 1 has withdrawn"):
+                    loss_of(net, 0, 0).backward()
+            net.zero_grad()
+            net[4:](net[:4](batch(comm.rank, 1))).square().mean().backward()
+            for p, wanted in zip(net.parameters(), means(model(), 2, 1)):
+                torch.testing.assert_close(p.grad, wanted, rtol=1e-6, atol=1e-9)
+            assert overlap.info().rounds == 1
+
+    thread_ranks(2, body)
+
+
 def test_missing_gradients_are_named():
     def body(comm):
         net = model()
@@ -236,6 +285,47 @@ def test_backward_passes_inside_of_a_backward_pass(order):
             assert overlap.info().rounds == 3
 
     thread_ranks(2, body)
+
+
+class Twice(torch.nn.Module):
+    """Its forward() has a part that a checkpoint computes again, inside backward()."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = model()
+
+    def forward(self, x, first=False):
+        return self.net[:4](x) if first else self.net[4:](x)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_checkpoint_calls_the_module_inside_backward(use_reentrant):
+    def body(comm):
+        net, alone = Twice(), model()
+        with st.Overlap(net, comm=comm, **SMALL) as overlap:
+            for step in range(2):
+                net.zero_grad()
+                x = batch(comm.rank, step).requires_grad_()
+                net(
+                    checkpoint(net, x, True, use_reentrant=use_reentrant)
+                ).square().mean().backward()
+                for p, wanted in zip(net.parameters(), means(alone, 2, step)):
+                    torch.testing.assert_close(p.grad, wanted, rtol=1e-6, atol=1e-9)
+            assert overlap.info().rounds == 2
+
+    thread_ranks(2, body)
+
+
+def test_a_step_inside_backward_is_an_error():
+    def body(comm):
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        net[4].weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+        inside = pytest.raises(sotto.InvalidStateError, match=r"step\(\) inside backward\(\)")
+        with st.Overlap(net, comm=comm, **SMALL), inside:
+            loss_of(net, comm.rank, 0).backward()
+
+    thread_ranks(1, body)
 
 
 @pytest.mark.parametrize("unused", ["error", "zero"])

@@ -1,5 +1,7 @@
 """Steps of this package's optimizers that begin in backward()."""
 
+import contextlib
+
 import pytest
 from ranks import thread_ranks
 
@@ -135,6 +137,37 @@ def test_a_failed_backward_updates_nothing_on_any_rank():
     thread_ranks(2, body)
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_loop_goes_on_behind_a_step_that_has_failed(inside):
+    """The rank whose backward() has failed does not come to step()."""
+
+    def body(comm):
+        net, other = model(), model()
+        optimizer = st.AdamW(net.parameters(), lr=0.01, comm=comm)
+        plain = st.AdamW(other.parameters(), lr=0.01, comm=comm)
+        failed = []
+        with st.Overlap(net, optimizer=optimizer) as overlap:
+            for step in range(4):
+                optimizer.zero_grad()
+                try:
+                    with overlap.round() if inside else contextlib.nullcontext():
+                        if step == 1 and comm.rank == 1:
+                            net[5:](Fails.apply(net[:5](torch.ones(2, 48)))).sum().backward()
+                        loss_of(net, comm.rank, step).backward()
+                    optimizer.step()
+                except (RuntimeError, sotto.CancelledError):
+                    failed.append(step)
+                else:
+                    backward(other, plain, comm, step)
+                    plain.step()
+            assert failed == [1]
+            assert (flat(net) == flat(other)).all()
+        optimizer.close()
+        plain.close()
+
+    thread_ranks(2, body)
+
+
 def test_gradients_cannot_change_inside_a_round():
     def body(comm):
         net = model()
@@ -198,6 +231,27 @@ def test_state_and_moved_parameters():
 
     # Each rank loads what it has saved itself.
     thread_ranks(1, body)
+
+
+def test_unused_parameters_keep_the_gradient_that_they_have():
+    def body(comm):
+        trained = []
+        for overlapped in (False, True):
+            net = model()
+            net.register_parameter("spare", torch.nn.Parameter(torch.ones(7)))
+            optimizer = st.AdamW(net.parameters(), lr=0.01, comm=comm)
+            overlap = st.Overlap(net, optimizer=optimizer, unused="zero") if overlapped else None
+            for step in range(3):
+                loss = loss_of(net, comm.rank, step)
+                (loss + net.spare.sum() if step == 0 else loss).backward()
+                optimizer.step()
+            trained.append(flat(net))
+            if overlap is not None:
+                overlap.close()
+            optimizer.close()
+        assert (trained[0] == trained[1]).all()
+
+    thread_ranks(2, body)
 
 
 def test_errors():

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import sys
+import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NoReturn
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -15,15 +15,17 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from .. import overlap as plain
 from .._view import HOST
 from ..comm import Comm
-from ..errors import InvalidArgumentError, InvalidStateError, UnsupportedError
+from ..errors import InvalidArgumentError, InvalidStateError
 from ..group import meet
 from ..work import Work
-from .averagers import check_whole, ddp_modules, share_ranks
+from .averagers import share_ranks
 from .base import SottoOptimizer
-from .gradients import check_param
+from .hooked import Hooked, Named, check_gradient, check_model
 from .outer import Outer
+from .passes import in_backward, inside_backward, is_compiling
 
 MIB = 1 << 20
+_FAILED = "backward() has ended with an exception"
 
 # One hook before the steps of all optimizers: torch goes through its hooks while other threads may
 # make and close overlaps.
@@ -47,25 +49,12 @@ def _watch_steps(overlap: Overlap) -> None:
             _hook = register_optimizer_step_pre_hook(_before_any_step)
 
 
-# The frame of a torch.autograd.Function that is being differentiated.
-_NODE = torch.autograd.function.BackwardCFunction.apply.__code__
-
-
-def _inside_backward() -> bool:
-    """Whether the backward pass that calls is a part of another one.
-
-    As those of activation checkpoints are, with use_reentrant=True and in DeepSpeed.
-    """
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if frame.f_code is _NODE:
-            return True
-    return False
-
-
-def _bytes(mebibytes: float | None) -> int | None:
-    return None if mebibytes is None else max(1, int(mebibytes * MIB))
+def _bytes(key: str, mebibytes: float | None) -> int | None:
+    if mebibytes is None:
+        return None
+    if not isinstance(mebibytes, (int, float)) or not 0 <= mebibytes < math.inf:
+        raise InvalidArgumentError(f"{key} is {mebibytes!r}; allowed: a number from 0 on, in MiB")
+    return max(1, int(mebibytes * MIB))
 
 
 class _BeforeForward:
@@ -75,7 +64,8 @@ class _BeforeForward:
         self._overlap = overlap
 
     def __call__(self, *_: Any) -> None:
-        if self._overlap is not None:
+        # torch.compile would break its graph here, or refuse to.
+        if self._overlap is not None and not is_compiling():
             self._overlap._before_forward()
 
     def __reduce__(self) -> tuple[type[_BeforeForward], tuple[()]]:
@@ -88,7 +78,8 @@ class Overlap:
     model:           its parameters that require gradients, dense, all in host memory or all on one
                      CUDA device; equal on all ranks: broadcast_parameters(). Not wrapped. Buffers
                      stay each rank's own; copies of the model (deepcopy, torch.save) are not
-                     averaged
+                     averaged. What load_state_dict(assign=True) puts in their place is; parameters
+                     that are added or require a gradient later are an error
     codec:           "int8", "onebit" or another kind of sotto.Codec, or a dict with its options:
                      compresses every bucket, with error feedback; None: nothing is compressed
     bucket_mb:       MiB of gradients that are sent together; None: 25
@@ -96,7 +87,8 @@ class Overlap:
     order:           of buckets: "reversed" (also None), "registered", or "observed": that in which
                      gradients became ready on rank 0 in the first backward()
     unused:          "error" (also None), or "zero": parameters that a backward() does not reach
-                     have a gradient of zeros on this rank, and so get the mean of the others
+                     have a gradient of zeros on this rank, or what an earlier one has left there,
+                     and so get the mean with the others. Frozen ones without a gradient have none
     wire:            "fp32", "fp16" or "bf16": type that is sent; None: each gradient's own
     comm:            None: as for the optimizers
     optimizer:       one of this package, of parameters of the model: backward() begins its step,
@@ -113,9 +105,10 @@ class Overlap:
     Collective: the constructor, and every backward() outside of no_sync(). When that returns,
     gradients are means, as those of DistributedDataParallel are: they may be clipped, unscaled by
     GradScaler and looked at. A backward() that ends with an exception makes the round end with
-    CancelledError on all ranks, at once inside ``with overlap.round()``, else with the next
-    forward(), wait() or close(). wait() is needed where a model lies in one checkpoint with
-    use_reentrant=True and a parameter of it has no gradient: step() and wait() end the round then.
+    CancelledError on all ranks, at once inside ``with overlap.round()``, where a forward() that
+    fails does so too, else with the next forward(), backward(), wait() or close(). wait() is needed
+    where a model lies in one checkpoint with use_reentrant=True and a parameter of it has no
+    gradient: step() and wait() end the round then.
 
     With ``optimizer`` a round is a step of it: averages, or what its 1-bit stage sends, travel
     during backward(), and the update is behind them, to the bit that of a step() that begins when
@@ -149,13 +142,11 @@ class Overlap:
     ) -> None:
         self._lock = threading.Lock()  # hooks run on the threads of autograd
         self._optimizer = optimizer
-        self._named: list[tuple[str, torch.Tensor]] = [
-            (n, p) for n, p in model.named_parameters() if p.requires_grad
-        ]
-        self._check(model)
+        self._named: Named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        check_model(self._named)
         given: dict[str, Any] = {
-            "first_bucket_bytes": _bytes(first_bucket_mb),
-            "bucket_bytes": _bytes(bucket_mb),
+            "first_bucket_bytes": _bytes("first_bucket_mb", first_bucket_mb),
+            "bucket_bytes": _bytes("bucket_mb", bucket_mb),
             "order": order,
             "unused": unused,
             "wire": wire,
@@ -168,26 +159,22 @@ class Overlap:
         self._observes = settings["order"] == "observed"
         self._work: Work | None = None
         self._open = False  # gradients of a round are being computed
+        self._withdrawn = False  # this rank has given up the round that is not waited for yet
+        self._rounds = 0  # that have begun
         self._syncs = True
         self._may_begin: Callable[[], bool] = lambda: True  # asked beside no_sync()
         self._kept: set[int] = set()  # gradients of micro-batches inside no_sync()
         self._missing: set[int] = set()  # of the open round
         self._passes: set[int] = set()  # backward passes that have brought some of it
-        self._inner_ended = False  # and of these one has ended inside of another, just now
+        self._nested = False  # and one of them is a part of another
+        self._inner_ended = False  # which has ended just now
         self._sent: list[tuple[torch.Tensor, int]] = []  # gradients that a step reads, and versions
         self._layout = -1
         self._learn_buckets()
-        numbers = {id(p): i for i, (_, p) in enumerate(self._named)}
         if optimizer is not None:
             optimizer._overlap = self
-        self._handles: list[Any] = [
-            p.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                lambda q: self._computed(numbers[id(q)], q)
-            )
-            for _, p in self._named
-        ]
-        self._handles.append(model.register_forward_pre_hook(_BeforeForward(self)))
-        self._numbers = numbers
+        self._params = Hooked(self._named, self._source(model), self._computed)
+        self._forward_hook = model.register_forward_pre_hook(_BeforeForward(self))
         _watch_steps(self)
 
     def _make(self, comm: Comm | None) -> plain.Overlap:
@@ -201,6 +188,7 @@ class Overlap:
             if comm is not None:
                 raise InvalidArgumentError("comm and optimizer are both given; it has its own")
             return self._make_steps(self._optimizer)
+        self._check_alone()
         cuda = self._named[0][1].device
         number = HOST if cuda.type == "cpu" else cuda.index
         like = [
@@ -222,26 +210,36 @@ class Overlap:
                     "requires a gradient; give the model that has all of them"
                 )
         self._named = [(tensor.name, tensor.p) for tensor in optimizer._tensors]
+        self._check_alone()
+        return self._of_optimizer()
+
+    def _of_optimizer(self) -> plain.Overlap:
         return plain.Overlap.of(self._of, self._config or None)
 
-    def _check(self, model: torch.nn.Module) -> None:
-        if not self._named:
-            raise UnsupportedError("the model has no parameter that requires a gradient")
-        if ddp_modules(p for _, p in self._named):
-            raise UnsupportedError(
-                "the model is wrapped in DistributedDataParallel, which averages gradients itself: "
-                "give the module inside, or take sotto.torch.ddp_hook"
-            )
-        check_whole(self._named)
+    def _check_alone(self) -> None:
+        """Errors: InvalidStateError (two overlaps would write the same gradient at once)."""
+        with _hook_lock:
+            taken = {number for other in _live for number in other._params.numbers}
         for name, p in self._named:
-            check_param(name, p)
-            if p.device != self._named[0][1].device:
-                raise UnsupportedError(
-                    f'parameter "{name}" is on {p.device}, "{self._named[0][0]}" on '
-                    f"{self._named[0][1].device}; a model is on one device"
+            if id(p) in taken:
+                raise InvalidStateError(
+                    f'parameter "{name}" has an Overlap already; close() that first'
                 )
-        if not hasattr(torch.Tensor, "register_post_accumulate_grad_hook"):
-            raise UnsupportedError(f"torch {torch.__version__} is too old; 2.1 or later is needed")
+
+    def _source(self, model: torch.nn.Module) -> Callable[[], Iterable[tuple[str, torch.Tensor]]]:
+        """Parameters as they are now, with the names that they have here."""
+        optimizer, module = self._optimizer, weakref.ref(model)
+
+        def of_model() -> Iterable[tuple[str, torch.Tensor]]:
+            model = module()
+            return () if model is None else model.named_parameters()
+
+        def of_optimizer() -> Iterable[tuple[str, torch.Tensor]]:
+            assert optimizer is not None
+            optimizer._follow_replaced()
+            return [(tensor.name, tensor.p) for tensor in optimizer._tensors]
+
+        return of_model if optimizer is None else of_optimizer
 
     # ---- rounds --------------------------------------------------------------------------------
 
@@ -262,17 +260,27 @@ class Overlap:
         optimizer = self._optimizer
         if optimizer is None:
             return
-        if optimizer._build() is not self._of:
+        optim = optimizer._build()
+        if optim is not self._of:
+            if [id(tensor.p) for tensor in optimizer._tensors] != [id(p) for _, p in self._named]:
+                raise InvalidStateError(
+                    "the optimizer has other parameters than when the Overlap was made, as "
+                    "add_param_group() gives it: close() the Overlap, and make a new one"
+                )
             self._overlap.close()
-            self._overlap = self._make_steps(optimizer)
+            self._of = optim
+            self._overlap = self._of_optimizer()
             self._layout = -1
         optimizer._begin_step()
         self._steps_before = self._of.info().step
 
     def _begin(self) -> None:
+        self._params.follow()
         self._follow_optimizer()
         self._work = self._overlap.begin()
         self._open = True
+        self._withdrawn = self._nested = False
+        self._rounds += 1
         self._sent = []
         self._learn_buckets()
         self._missing = set(range(len(self._named)))
@@ -282,9 +290,11 @@ class Overlap:
 
     def _computed(self, index: int, p: torch.Tensor) -> None:
         with self._lock:
-            if not self._syncs or not self._may_begin():
+            if not self._is_due():
                 self._kept.add(index)
                 return
+            number = torch._C._current_graph_task_id()
+            self._leave_failed(index, number)
             if self._work is not None and not self._open:
                 raise InvalidStateError(
                     "a second backward() before the means of the first were waited for; call "
@@ -294,9 +304,9 @@ class Overlap:
             if self._work is None:
                 self._begin()
             self._inner_ended = False
-            number = torch._C._current_graph_task_id()
             if number not in self._passes:
                 self._passes.add(number)
+                self._nested = self._nested or inside_backward()
                 # It runs when the backward pass has ended well.
                 torch.autograd.Variable._execution_engine.queue_callback(self._backward_has_ended)
             try:
@@ -304,6 +314,26 @@ class Overlap:
             except BaseException as error:
                 self._give_up(f"{type(error).__name__}: {error}")
                 raise
+
+    def _is_due(self) -> bool:
+        """Whether what backward() computes now is to be averaged."""
+        return self._syncs and self._may_begin()
+
+    def _leave_failed(self, index: int, number: int) -> None:
+        """Ends what a backward() has left that did not end well, if another one brings gradients.
+
+        Where passes are parts of others it is not known whether this is another one.
+        """
+        again = index not in self._missing and number not in self._passes and not self._nested
+        if self._open and again and not inside_backward():
+            self._give_up(_FAILED)
+        self._forget_withdrawn()
+
+    def _forget_withdrawn(self) -> None:
+        """Waits for the round that this rank has given up: the next one is as any."""
+        if self._work is not None and self._withdrawn:
+            with contextlib.suppress(Exception):  # it was raised where it was given up
+                self._wait()
 
     def _hand_over(self, index: int, p: torch.Tensor) -> None:
         if index not in self._missing:
@@ -333,16 +363,19 @@ class Overlap:
         self._waiting[bucket] = {}
 
     def _gradient(self, index: int) -> Any:
-        if self._optimizer is None:
-            return self._named[index][1].grad
-        return self._optimizer._gradient(index)
+        if self._optimizer is not None:
+            return self._optimizer._gradient(index)
+        name, p = self._named[index]
+        assert p.grad is not None
+        check_gradient(name, p.grad)
+        return p.grad
 
     def _backward_has_ended(self) -> None:
         """In backward(), behind its last gradient. An error here is one of backward()."""
         with self._lock:
             if not self._open:
                 return
-            if self._missing and _inside_backward():
+            if self._missing and inside_backward():
                 self._inner_ended = True  # the outer one brings others
                 return
             self._end_round()
@@ -354,11 +387,11 @@ class Overlap:
                 p = self._named[index][1]
                 if index not in self._kept and not self._zeros:
                     continue
-                if p.grad is None and self._optimizer is not None:
+                if p.grad is None and (self._optimizer is not None or not p.requires_grad):
                     self._overlap.unused([index])
                     self._count(index, p)
                     continue
-                if index not in self._kept or p.grad is None:
+                if p.grad is None:
                     p.grad = torch.zeros_like(p)
                 self._hand_over(index, p)
             if self._missing:
@@ -381,23 +414,24 @@ class Overlap:
 
     def _give_up(self, reason: str) -> None:
         """The open round ends with CancelledError on all ranks, for whoever waits for it."""
-        self._open = False
+        self._open, self._withdrawn = False, True
         with contextlib.suppress(InvalidStateError):  # it has ended already
             self._overlap.withdraw(reason)
 
     def _before_forward(self) -> None:
+        if in_backward():
+            return  # a checkpoint computes it again
         with self._lock:
             if self._open and self._syncs:  # the backward() before has not ended well
-                self._give_up("backward() has ended with an exception")
-        if self._optimizer is not None:
-            return  # its step() is what waits
-        if self._work is not None and not self._open and self._syncs and torch.is_grad_enabled():
-            with contextlib.suppress(Exception):  # the next wait() is for another round
-                self._wait()
+                self._give_up(_FAILED)
+            if torch.is_grad_enabled():
+                if self._syncs:
+                    self._forget_withdrawn()
+                self._params.follow()
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         params = (p for group in optimizer.param_groups for p in group["params"])
-        if optimizer is self._optimizer or not any(id(p) in self._numbers for p in params):
+        if optimizer is self._optimizer or not any(id(p) in self._params.numbers for p in params):
             return
         if isinstance(optimizer, Outer):
             self._check_local(optimizer)
@@ -408,6 +442,11 @@ class Overlap:
                 "torch.optim"
             )
         if self._optimizer is None:
+            if self._open and in_backward():
+                raise InvalidStateError(
+                    "step() inside backward(), before the gradients are means: they are when "
+                    "backward() returns"
+                )
             self.wait()
 
     def _check_local(self, optimizer: Outer) -> None:
@@ -452,7 +491,7 @@ class Overlap:
             if self._open and self._inner_ended:
                 self._end_round()
             elif self._open:
-                self._give_up("backward() has ended with an exception")
+                self._give_up(_FAILED)
 
     def _begun(self) -> bool:
         """Whether backward() has begun a step that the optimizer's step() has not waited for."""
@@ -467,11 +506,20 @@ class Overlap:
 
     @contextlib.contextmanager
     def round(self) -> Iterator[None]:
-        """Around backward(): an exception inside ends the round on all ranks at once."""
+        """Around forward() and backward(): an exception inside ends the round on all ranks at once.
+
+        Also where this rank has not begun it, since the others have, or will.
+        """
+        rounds = self._rounds
         try:
             yield
         except BaseException as error:
             with self._lock:
+                if self._rounds == rounds and self._is_due() and not self._overlap.closed:
+                    self._forget_withdrawn()
+                    with contextlib.suppress(Exception):
+                        if self._work is None:
+                            self._begin()
                 if self._open:
                     self._give_up(f"{type(error).__name__}: {error}")
             raise
@@ -517,9 +565,8 @@ class Overlap:
 
         Before the optimizer's close(), if it has one.
         """
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._params.release()
+        self._forward_hook.remove()
         with _hook_lock:
             _live.discard(self)
         if self._optimizer is not None and self._optimizer._overlap is self:
@@ -528,6 +575,11 @@ class Overlap:
             with contextlib.suppress(Exception):
                 self.wait()
             self._overlap.close()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "an Overlap cannot be pickled or copied: save its state_dict(), load it into a new one"
+        )
 
     def __enter__(self) -> Overlap:
         return self

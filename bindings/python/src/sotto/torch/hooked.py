@@ -1,0 +1,156 @@
+"""The parameters of a module whose gradients an Overlap averages, as the module changes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+
+from ..errors import InvalidStateError, UnsupportedError
+from .averagers import check_whole, ddp_modules
+from .gradients import check_param
+
+Named = list[tuple[str, torch.Tensor]]
+
+# How often any module has been given a parameter or a module: nobody else has to look again.
+_registrations = 0
+_counted = False
+_lock = threading.Lock()
+
+
+def _registered(*_: Any) -> None:
+    global _registrations
+    _registrations += 1
+
+
+def _count_registrations() -> None:
+    global _counted
+    with _lock:
+        if not _counted:
+            _counted = True
+            register_module_parameter_registration_hook(_registered)
+            register_module_module_registration_hook(_registered)
+
+
+def check_model(named: Named) -> None:
+    """Errors: UnsupportedError (names a parameter whose gradient an Overlap cannot average)."""
+    if not named:
+        raise UnsupportedError("the model has no parameter that requires a gradient")
+    if ddp_modules(p for _, p in named):
+        raise UnsupportedError(
+            "the model is wrapped in DistributedDataParallel, which averages gradients itself: "
+            "give the module inside, or take sotto.torch.ddp_hook"
+        )
+    check_whole(named)
+    for name, p in named:
+        check_param(name, p)
+        if p.device != named[0][1].device:
+            raise UnsupportedError(
+                f'parameter "{name}" is on {p.device}, "{named[0][0]}" on '
+                f"{named[0][1].device}; a model is on one device"
+            )
+    if not hasattr(torch.Tensor, "register_post_accumulate_grad_hook"):
+        raise UnsupportedError(f"torch {torch.__version__} is too old; 2.1 or later is needed")
+
+
+def check_gradient(name: str, gradient: torch.Tensor) -> None:
+    """Errors: UnsupportedError (a gradient that is not written in place: names the parameter)."""
+    if gradient.layout != torch.strided:
+        raise UnsupportedError(
+            f'parameter "{name}" has a gradient with layout {gradient.layout}; gradients have to '
+            "be dense: torch.nn.Embedding(sparse=False)"
+        )
+    if not gradient.is_contiguous():
+        raise UnsupportedError(
+            f'parameter "{name}" has a gradient with strides {list(gradient.stride())} for shape '
+            f"{list(gradient.shape)}; it has to be contiguous, as its parameter is"
+        )
+
+
+class Hooked:
+    """Parameters with a hook behind their gradients, numbered.
+
+    Modules may be given other Parameters in their place, as load_state_dict(assign=True) does: the
+    hooks move to those. Those that would not be averaged are an error.
+
+    named:    parameters by the names that source gives them
+    source:   all parameters that there are now
+    computed: is called with number and parameter when a gradient is there
+    """
+
+    def __init__(
+        self,
+        named: Named,
+        source: Callable[[], Iterable[tuple[str, torch.Tensor]]],
+        computed: Callable[[int, torch.Tensor], None],
+    ) -> None:
+        self.named = named
+        self.numbers = {id(p): i for i, (_, p) in enumerate(named)}
+        self._source = source
+        self._computed = computed
+        self._handles = [self._hook(p) for _, p in named]
+        _count_registrations()
+        self._seen = _registrations
+        self._take_frozen(source())
+
+    def _hook(self, p: torch.Tensor) -> Any:
+        register: Any = p.register_post_accumulate_grad_hook
+        return register(lambda q: self._computed(self.numbers[id(q)], q))
+
+    def _take_frozen(self, now: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self._frozen = [
+            (name, p) for name, p in now if not p.requires_grad and id(p) not in self.numbers
+        ]
+
+    def follow(self) -> None:
+        """Errors: InvalidStateError (names a parameter that would not be averaged)."""
+        for name, p in self._frozen:
+            if p.requires_grad:
+                raise _left_out(name, "requires a gradient now, and did not")
+        seen = _registrations
+        if seen == self._seen:
+            return
+        now = list(self._source())
+        there, by_name = {id(p) for _, p in now}, dict(now)
+        for i, (name, p) in enumerate(self.named):
+            new = by_name.get(name)
+            if id(p) not in there and new is not None and id(new) not in self.numbers:
+                self._replace(i, new)
+        for name, p in now:
+            if p.requires_grad and id(p) not in self.numbers:
+                raise _left_out(name, "was not in the model")
+        self._take_frozen(now)
+        self._seen = seen
+
+    def _replace(self, i: int, new: torch.Tensor) -> None:
+        name, old = self.named[i]
+        for what in ("dtype", "device", "shape"):
+            before, after = getattr(old, what), getattr(new, what)
+            if before != after:
+                raise _left_out(name, f"has {what} {after}, and had {before},")
+        check_param(name, new)
+        if not new.requires_grad:
+            return
+        self._handles[i].remove()
+        self.named[i] = name, new
+        self.numbers[id(new)] = self.numbers.pop(id(old))
+        self._handles[i] = self._hook(new)
+
+    def release(self) -> None:
+        """Takes the hooks off. A second call does nothing."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+def _left_out(name: str, what: str) -> InvalidStateError:
+    return InvalidStateError(
+        f'parameter "{name}" {what} when the Overlap was made, and would not be averaged: close() '
+        "that, and make a new one"
+    )

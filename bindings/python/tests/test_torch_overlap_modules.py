@@ -1,0 +1,209 @@
+"""Modules that change under an Overlap: frozen, replaced and added parameters, compiled ones."""
+
+import copy
+import pickle
+import warnings
+
+import pytest
+from ranks import thread_ranks
+
+torch = pytest.importorskip("torch", reason="torch is not installed in this Python")
+
+from test_torch_overlap import SMALL, loss_of, means, model  # noqa: E402
+
+import sotto  # noqa: E402
+import sotto.torch as st  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+def assert_means(net, alone, comm, step):
+    for p, wanted in zip(net.parameters(), means(alone, comm.size, step)):
+        torch.testing.assert_close(p.grad, wanted, rtol=1e-6, atol=1e-9)
+
+
+def test_a_parameter_that_requires_a_gradient_later_is_an_error():
+    def body(comm):
+        net, alone = model(), model()
+        net[0].requires_grad_(False)
+        overlap = st.Overlap(net, comm=comm, **SMALL)
+        loss_of(net, comm.rank, 0).backward()
+        net[0].requires_grad_(True)
+        with pytest.raises(sotto.InvalidStateError, match='"0.weight" requires a gradient now'):
+            loss_of(net, comm.rank, 1)
+        overlap.close()
+        net.zero_grad()
+        with st.Overlap(net, comm=comm, **SMALL):
+            loss_of(net, comm.rank, 1).backward()
+        assert_means(net, alone, comm, 1)
+
+    thread_ranks(2, body)
+
+
+def test_added_parameters_are_an_error():
+    def body(comm):
+        net = model()
+        with st.Overlap(net, comm=comm, **SMALL):
+            net.append(torch.nn.Linear(48, 48))
+            with pytest.raises(sotto.InvalidStateError, match='"10.weight" was not in the model'):
+                loss_of(net, comm.rank, 0)
+            with torch.no_grad():
+                loss_of(net, comm.rank, 0)  # an evaluation averages nothing
+            del net[10]
+            loss_of(net, comm.rank, 0).backward()
+            assert_means(net, model(), comm, 0)
+
+    thread_ranks(2, body)
+
+
+def assigned(net):
+    net.load_state_dict({name: v.clone() for name, v in net.state_dict().items()}, assign=True)
+
+
+def test_assigned_parameters_are_averaged():
+    def body(comm):
+        net, alone = model(), model()
+        with st.Overlap(net, comm=comm, **SMALL) as overlap:
+            for step in range(3):
+                net.zero_grad()
+                loss_of(net, comm.rank, step).backward()
+                assert_means(net, alone, comm, step)
+                assigned(net if step else net[2])  # all of it, or a part
+            assert overlap.info().rounds == 3
+            net[0].weight = torch.nn.Parameter(torch.zeros(48, 3))
+            with pytest.raises(sotto.InvalidStateError, match='"0.weight" has shape'):
+                loss_of(net, comm.rank, 0)
+
+    thread_ranks(2, body)
+
+
+def test_assigned_parameters_of_an_optimizer_are_averaged_in_backward():
+    def body(comm):
+        net = model()
+        optimizer = st.AdamW(net.parameters(), lr=0.01, comm=comm)
+        with st.Overlap(net, optimizer=optimizer) as overlap:
+            for step in range(3):
+                optimizer.zero_grad()
+                loss_of(net, comm.rank, step).backward()
+                optimizer.step()
+                assigned(net if step else net[2])
+            assert overlap.info().rounds == 3
+        optimizer.close()
+
+    thread_ranks(2, body)
+
+
+def test_parameters_added_to_an_optimizer_are_an_error():
+    def body(comm):
+        net = model()
+        optimizer = st.AdamW(net[:8].parameters(), lr=0.01, comm=comm)
+        with st.Overlap(net, optimizer=optimizer):
+            optimizer.add_param_group({"params": list(net[8].parameters())})
+            with pytest.raises(sotto.InvalidStateError, match="other parameters.*add_param_group"):
+                loss_of(net, comm.rank, 0).backward()
+        optimizer.zero_grad()
+        with st.Overlap(net, optimizer=optimizer) as overlap:
+            loss_of(net, comm.rank, 0).backward()
+            optimizer.step()
+            assert overlap.info().rounds == 1
+        optimizer.close()
+
+    thread_ranks(2, body)
+
+
+def test_frozen_parameters_have_no_gradient():
+    """Zeros would let weight decay and momentum move them."""
+
+    def body(comm):
+        net = model()
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.1, weight_decay=0.5)
+        with st.Overlap(net, unused="zero", comm=comm, **SMALL):
+            for step in range(3):
+                net[0].requires_grad_(step != 1)
+                before = net[0].weight.clone()
+                optimizer.zero_grad()
+                loss_of(net, comm.rank, step).backward()
+                optimizer.step()
+                assert torch.equal(net[0].weight, before) == (step == 1)
+
+    thread_ranks(2, body)
+
+
+def test_gradients_of_an_earlier_backward_stay():
+    """Two losses, each of which reaches a part of the model."""
+
+    def losses(net, rank):
+        x = torch.full((3, 48), 1.0 + rank)
+        return net[:4](x).square().mean(), net[4:](x).square().mean()
+
+    def body(comm):
+        net, alone = model(), model()
+        wanted = [torch.zeros_like(p) for p in alone.parameters()]
+        for rank in range(2):
+            alone.zero_grad()
+            sum(losses(alone, rank)).backward()
+            wanted = [w + p.grad / 2 for w, p in zip(wanted, alone.parameters())]
+        with st.Overlap(net, unused="zero", comm=comm, **SMALL):
+            for loss in losses(net, comm.rank):
+                loss.backward()
+        for p, w in zip(net.parameters(), wanted):
+            torch.testing.assert_close(p.grad, w, rtol=1e-5, atol=1e-8)
+
+    thread_ranks(2, body)
+
+
+def test_a_parameter_has_one_overlap():
+    def body(comm):
+        net = model()
+        optimizer = st.AdamW(net.parameters(), comm=comm)
+        with st.Overlap(net, comm=comm):
+            for beside in (net, net[0]):
+                with pytest.raises(sotto.InvalidStateError, match='weight" has an Overlap already'):
+                    st.Overlap(beside, comm=comm)
+            with pytest.raises(sotto.InvalidStateError, match="has an Overlap already"):
+                st.Overlap(net, optimizer=optimizer)
+        st.Overlap(net, comm=comm).close()
+        optimizer.close()
+
+    thread_ranks(1, body)
+
+
+def test_gradients_that_cannot_be_averaged_are_named():
+    def body(comm):
+        net = torch.nn.Sequential(torch.nn.Embedding(9, 4, sparse=True), torch.nn.Linear(4, 4))
+        refused = pytest.raises(sotto.UnsupportedError, match='"0.weight" has a gradient with lay')
+        with st.Overlap(net, comm=comm), refused:
+            net(torch.arange(3)).sum().backward()
+        net = model()
+        net[2].weight.grad = torch.zeros(48, 48).t()
+        refused = pytest.raises(sotto.UnsupportedError, match='"2.weight" has a gradient with str')
+        with st.Overlap(net, comm=comm), refused, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own, of the same gradient
+            loss_of(net, comm.rank, 0).backward()
+
+    thread_ranks(1, body)
+
+
+def test_a_compiled_module_is_one_graph():
+    def body(comm):
+        net, alone = model(), model()
+        with st.Overlap(net, comm=comm, **SMALL) as overlap:
+            compiled = torch.compile(net, backend="eager", fullgraph=True)
+            for step in range(2):
+                net.zero_grad()
+                loss_of(compiled, comm.rank, step).backward()
+                assert_means(net, alone, comm, step)
+            assert overlap.info().rounds == 2
+
+    thread_ranks(1, body)
+
+
+def test_arguments():
+    with sotto.create_comm(rank=0, world_size=1) as comm:
+        for wrong in (-1, float("nan"), float("inf"), "25"):
+            with pytest.raises(sotto.InvalidArgumentError, match="^bucket_mb is .*; allowed"):
+                st.Overlap(model(), bucket_mb=wrong, comm=comm)
+        with st.Overlap(model(), comm=comm) as overlap:
+            for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+                with pytest.raises(TypeError, match="cannot be pickled or copied: save its state"):
+                    copied(overlap)
