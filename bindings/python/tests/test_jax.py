@@ -194,11 +194,40 @@ def test_results_are_where_the_argument_was(committed):
 
 def test_leaves_have_to_be_arrays():
     with alone() as comm:
+        for leaf, text in ((jnp.zeros(2, bool), "dtype bool"), (jax.random.key(0), "dtype key")):
+            with pytest.raises(sotto.UnsupportedError, match=f'x, leaf "a.0", is of {text}'):
+                sotto.jax.all_reduce({"a": [leaf]}, comm=comm)
         for leaf in (1.0, np.zeros(3), "text"):
             with pytest.raises(sotto.InvalidArgumentError, match='x, leaf "a.0", is of type'):
                 sotto.jax.all_reduce({"a": [leaf]}, comm=comm)
         with pytest.raises(sotto.InvalidArgumentError, match=r"like is of type float"):
             sotto.jax.recv(1.0, 0, comm=comm)
+
+
+def test_64_bits_stay_64_bits():
+    """Also where they are not enabled when a result is made."""
+    with jax.enable_x64(True):
+        x = {"f": jnp.full(3, 1 / 3), "i": jnp.full(2, 2**40), "u": jnp.full(2, 2**40, jnp.uint64)}
+        double = jax.tree.map(lambda leaf: 2 * leaf, x)
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), x)
+
+    def body(comm):
+        same(sotto.jax.all_reduce(x, comm=comm), double)
+        same(sotto.jax.broadcast(x, comm=comm), x)
+        if comm.rank == 0:
+            sotto.jax.send(x, 1, comm=comm)
+        else:
+            same(sotto.jax.recv(like, 0, comm=comm), x)
+
+    thread_ranks(2, body)
+
+
+def test_results_have_no_weak_types():
+    """On the root of a broadcast too, else ranks would promote to other dtypes."""
+    for x in (jnp.asarray(0.1), jax.device_put(jnp.asarray(0.1), CPU)):
+        assert x.weak_type
+        for y in thread_ranks(2, lambda comm, x=x: sotto.jax.broadcast({"a": x}, comm=comm)["a"]):
+            assert (y.weak_type, y.committed, float(y)) == (False, x.committed, float(x))
 
 
 def collectives(comm):

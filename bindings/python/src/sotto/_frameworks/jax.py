@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -13,6 +14,12 @@ from . import current_stream
 from .base import Framework
 
 PLATFORMS = ("cpu", "gpu")  # as arrays name them; "gpu" is CUDA or ROCm, which DLPack tells apart
+
+
+@functools.cache
+def name_of(dtype: Any) -> str:
+    """The name of a dtype, which JAX makes anew at every call."""
+    return str(dtype)
 
 
 class Fresh:
@@ -62,7 +69,7 @@ class Jax(Framework):
         if not isinstance(x, jax.Array):
             return None
         check_values(x, what)
-        dtype_code(str(x.dtype), what)
+        dtype_code(name_of(x.dtype), what)
         if device_of(x, what).platform == "cpu":
             x.block_until_ready()
         return view_of_dlpack(x, what, stream_on=current_stream)._replace(writable=False)

@@ -16,7 +16,7 @@ from ..comm import Comm
 from ..errors import InvalidArgumentError
 from ..group import default_comm
 from ..work import Work
-from .trees import Room, Tree, tree_of
+from .trees import Room, Tree, tree_of, without_weak_type
 
 
 class Pending:
@@ -86,7 +86,7 @@ def broadcast(x: Any, root: int = 0, *, comm: Comm | None = None, **options: Any
     comm, tree = _comm(comm), tree_of(x, "x")
     if comm.rank == root:
         comm.broadcast(tree.leaves, root, **options).wait()
-        return x
+        return tree.build([without_weak_type(leaf) for leaf in tree.leaves])
     rooms = [Room(leaf) for leaf in tree.leaves]
     return Pending(comm.broadcast(_memory(rooms), root, **options), _result(tree, rooms)).wait()
 

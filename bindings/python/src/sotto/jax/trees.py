@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import jax
 import numpy
 
-from .._frameworks.jax import Fresh, check_values
+from .._frameworks.jax import Fresh, check_values, device_of, name_of
+from .._view import dtype_code
 from ..errors import InvalidArgumentError
 
 LOW_PRECISION = ("bfloat16", "float16")  # what has a float32 master where it is trained
+WIDE = ("float64", "int64", "uint64")  # what JAX makes half as wide unless it is told not to
 ALIGNMENT = 64  # bytes; JAX takes over host memory that is aligned so, and copies other
 
 
@@ -37,19 +40,29 @@ class Tree(NamedTuple):
 
 
 def tree_of(tree: Any, what: str, kinds: tuple[type, ...] = (jax.Array,)) -> Tree:
-    """A tree in pieces. Errors: InvalidArgumentError (names a leaf: no array, traced, deleted)."""
+    """A tree in pieces.
+
+    Errors, which name the leaf: InvalidArgumentError (no array, traced, deleted), UnsupportedError
+    (dtype, sharded).
+    """
     found, structure = jax.tree_util.tree_flatten_with_path(tree)
     names = [".".join(map(_step, path)) for path, _ in found]
     for name, (_, leaf) in zip(names, found):
-        at = leaf_of(what, name)
-        if not isinstance(leaf, kinds):
-            raise InvalidArgumentError(
-                f"{at} is of type {type(leaf).__qualname__}; allowed: arrays of JAX and trees of "
-                "them (jax.numpy.asarray makes one)"
-            )
-        if isinstance(leaf, jax.Array):
-            check_values(leaf, at)
+        _check_leaf(leaf, kinds, leaf_of(what, name))
     return Tree([leaf for _, leaf in found], names, structure)
+
+
+def _check_leaf(leaf: Any, kinds: tuple[type, ...], at: str) -> None:
+    if not isinstance(leaf, kinds):
+        raise InvalidArgumentError(
+            f"{at} is of type {type(leaf).__qualname__}; allowed: arrays of JAX and trees of them "
+            "(jax.numpy.asarray makes one)"
+        )
+    array: Any = leaf
+    if isinstance(leaf, jax.Array):
+        check_values(leaf, at)
+        device_of(leaf, at)
+    dtype_code(name_of(array.dtype), at)
 
 
 def _step(key: Any) -> str:
@@ -67,13 +80,32 @@ def leaf_of(what: str, name: str) -> str:
 
 def has_master(leaf: Any, name: str) -> bool:
     """Whether a parameter has a float32 master beside it. Errors: InvalidArgumentError (dtype)."""
-    low = str(leaf.dtype) in LOW_PRECISION
-    if not low and str(leaf.dtype) != "float32":
+    low = name_of(leaf.dtype) in LOW_PRECISION
+    if not low and name_of(leaf.dtype) != "float32":
         raise InvalidArgumentError(
             f"{leaf_of('params', name)} is of dtype {leaf.dtype}; allowed: float32, "
             f"{', '.join(LOW_PRECISION)}"
         )
     return low
+
+
+def keeping(dtype: Any) -> AbstractContextManager[Any]:
+    """Inside, JAX makes arrays of this dtype as it is, whether or not 64 bits are enabled."""
+    if name_of(dtype) not in WIDE:
+        return nullcontext()
+    module: Any = (
+        jax if hasattr(jax, "enable_x64") else jax.experimental
+    )  # as older versions have it
+    context: AbstractContextManager[Any] = module.enable_x64(True)
+    return context
+
+
+def without_weak_type(leaf: Any) -> Any:
+    """The same array; of one whose dtype gives way to others, as 0.1 has it, one of that dtype."""
+    if not leaf.weak_type:
+        return leaf
+    with keeping(leaf.dtype):
+        return jax.numpy.asarray(leaf, leaf.dtype)
 
 
 class Room:
@@ -91,13 +123,19 @@ class Room:
         if on_host(self.sharding):
             self.memory = aligned(self.shape, self.dtype)
         else:
-            self.memory = Fresh(self.shape, self.dtype, self.sharding)
+            with keeping(self.dtype):
+                self.memory = Fresh(self.shape, self.dtype, self.sharding)
 
     def array(self) -> Any:
         """The array; from now on nothing may write the memory."""
         if isinstance(self.memory, Fresh):
             return self.memory.array
-        return jax.device_put(self.memory, self._target, may_alias=True)
+        return self._put(self.memory)
+
+    def _put(self, memory: Any) -> Any:
+        """An array that takes over host memory."""
+        with keeping(self.dtype):
+            return jax.device_put(memory, self._target, may_alias=True)
 
     def copy(self) -> Any:
         """An array of what is in the memory now, which may be written again."""
@@ -105,7 +143,7 @@ class Room:
             return jax.numpy.array(self.memory.array, copy=True).block_until_ready()
         values = aligned(self.shape, self.memory.dtype)
         values[...] = self.memory
-        return jax.device_put(values, self._target, may_alias=True)
+        return self._put(values)
 
     def fill(self, values: Any) -> Room:
         """Copies the values of an array of JAX, of the memory's dtype or one that it holds."""
