@@ -4,12 +4,15 @@
 import base64
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import unittest
+from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[3]
 SOTTO = ""
 ZERO_ONE = """{"train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 4,
   "optimizer": {"type": "ZeroOneAdam", "params": {"lr": 1.5e-4, "var_freeze_step": 3000, "var_update_scaler": 16,
@@ -278,6 +281,19 @@ class Others(unittest.TestCase):
             self.assertEqual((done.returncode, done.stderr), (2, f"sotto: {text}\nTry sotto --help.\n"))
         self.assertIn("config", sotto("--help").stdout)
         self.assertRegex(sotto("--version").stdout, r"^sotto [0-9]+\.[0-9]+\.[0-9]+\n$")
+
+
+class Documents(unittest.TestCase):
+    def test_options_on_all_pages_exist(self):
+        helps = {command: sotto(command, "--help").stdout for command in ("info", "config", "plan")}
+        pages = [*ROOT.glob("*.md"), *(page for room in ("docs", "integration", "bindings", "core") for page in (ROOT / room).rglob("*.md"))]
+        found = 0
+        for page in pages:
+            for command, words in re.findall(r"\bsotto (info|config|plan)\b([^`\n]*)", page.read_text(encoding="utf-8")):
+                for option in re.findall(r"(?<!\S)--[\w-]+", words):
+                    self.assertIn(f"{option} ", helps[command], f"{page}: sotto {command}{words}")
+                    found += 1
+        self.assertGreater(found, 5)
 
 
 if __name__ == "__main__":
