@@ -68,6 +68,24 @@ TEST(CppCalls, ContextsAndComms) {
         "pigeon");
 }
 
+// An id of a context is a temporary value.
+TEST(CppCalls, ConfigurationsKeepTheirId) {
+  Alone alone;
+  comm_config config;
+  config.rank(0, 1).id(alone.ctx.unique_id());
+  const comm_config copy = config;
+  comm_config assigned;
+  EXPECT_EQ(assigned.get()->id, nullptr);
+  assigned = copy;
+  const comm_config* const all[] = {&copy, &config, &assigned};
+  for (const comm_config* const each : all) {
+    EXPECT_GE(static_cast<const void*>(each->get()->id), each);
+    EXPECT_LT(static_cast<const void*>(each->get()->id), each + 1);
+    EXPECT_EQ(std::memcmp(each->get()->id, config.get()->id, sizeof(sotto_unique_id)), 0);
+  }
+  EXPECT_EQ(comm::create(alone.ctx, assigned).size(), 1);
+}
+
 // A comm over the caller's own all-gather.
 TEST(CppCalls, OwnAllGather) {
   Alone alone;

@@ -13,11 +13,18 @@
 namespace sotto {
 inline namespace SOTTO_CPP_ABI {
 
-// The fields of sotto_comm_config, each at its default until it is set. What is passed by reference
-// or as a text is borrowed until comm::create has returned.
+// The fields of sotto_comm_config, each at its default until it is set. A text is borrowed until
+// comm::create has returned; an id is copied.
 class comm_config {
  public:
-  comm_config() noexcept : c_(initial()) {}
+  comm_config() noexcept : c_(initial()), id_() {}
+  comm_config(const comm_config& other) noexcept : c_(other.c_), id_(other.id_) { keep_id(); }
+  comm_config& operator=(const comm_config& other) noexcept {
+    c_ = other.c_;
+    id_ = other.id_;
+    keep_id();
+    return *this;
+  }
 
   comm_config& rank(std::int32_t rank, std::int32_t size) noexcept {
     c_.rank = rank;
@@ -25,7 +32,8 @@ class comm_config {
     return *this;
   }
   comm_config& id(const sotto_unique_id& id) noexcept {
-    c_.id = &id;
+    id_ = id;
+    c_.id = &id_;
     return *this;
   }
   comm_config& transport(text name) noexcept {
@@ -56,7 +64,12 @@ class comm_config {
     return c;
   }
 
+  void keep_id() noexcept {
+    if (c_.id != nullptr) c_.id = &id_;
+  }
+
   sotto_comm_config c_;
+  sotto_unique_id id_;  // what c_.id leads to, unless that is NULL
 };
 
 // Calls that are collected on a comm, from comm::group on, and progress together. Collectives of
