@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -368,6 +369,25 @@ def test_gradients_that_do_not_fit_are_refused():
             with pytest.raises(sotto.NonfiniteError):
                 optimizer.step(bad)
             same(optimizer.params, params)
+
+
+def test_parameters_that_a_step_is_writing_are_not_given():
+    stepped = threading.Event()
+
+    def body(comm):
+        with sotto.jax.Optimizer({"a": jnp.ones(3)}, kind="SGD", lr=1.0, comm=comm) as optimizer:
+            if comm.rank == 1:
+                assert stepped.wait(50)
+            else:  # as when Ctrl-C has ended the wait for it
+                work = optimizer.base.step()
+                with pytest.raises(sotto.BusyError, match="step"):
+                    _ = optimizer.params
+                stepped.set()
+                work.wait()
+                return optimizer.params["a"].tolist()
+            return optimizer.step({"a": jnp.ones(3)})["a"].tolist()
+
+    assert thread_ranks(2, body) == [[0] * 3] * 2
 
 
 def test_groups_by_path():

@@ -64,7 +64,12 @@ class Optimizer:
 
     @property
     def params(self) -> Any:
-        """The parameters as they are now: a tree of new arrays, copied at every call."""
+        """The parameters as they are now: a tree of new arrays, copied at every call.
+
+        Errors: BusyError (a step in flight, which writes them: an interrupt has left it).
+        """
+        if not self.base.closed:
+            self.base.info()  # raises while a step is in flight
         rooms = [copy or master for master, copy in zip(self._masters, self._copies)]
         return self._tree.build([room.copy() for room in rooms])
 

@@ -106,7 +106,7 @@ class Outer:
         self._reads_all = config_report(file)["outer"]["penalty"] == "gap_inner"
         self._tree = tree._replace(leaves=[])
         self._evaluating = False
-        self._lr = 1.0  # which states of the library have not
+        self._lr = self._weight = 1.0  # which states of the library have not
 
     def __enter__(self) -> Outer:
         return self
@@ -175,11 +175,14 @@ class Outer:
         that writes is behind _take() or _renew()."""
         return self._tree.build([room.array() for room in self._rooms()])
 
-    def _check_at_work(self, what: str) -> None:
+    def _check_at_work(self, what: str) -> plain.OuterInfo:
+        """Hot figures. Errors: InvalidStateError (in evaluation(), closed), BusyError: a step that
+        an interrupt has left goes on, on the memory of masters."""
         if self._evaluating:
             raise InvalidStateError(
                 f"{what} inside evaluation(): the anchor is in the place of the parameters"
             )
+        return self._outer.info()
 
     # ---- as sotto.torch.Outer has them ----------------------------------------------------------
 
@@ -190,12 +193,13 @@ class Outer:
         returned as it is. Where an average is launched or consumed the result is a tree of new
         arrays; that is collective. Anchor and momentum are those of before on all errors:
         InvalidArgumentError (another tree; shape, dtype or device of a leaf; traced, deleted),
-        InvalidStateError (inside evaluation(), closed), the comm's own; the step is not counted
-        then. NonfiniteError ("nonfinite": "error"; names the ranks): it is counted.
+        InvalidStateError (inside evaluation(), closed), BusyError (a step in flight, which an
+        interrupt has left), the comm's own; the step is not counted then. NonfiniteError
+        ("nonfinite": "error"; names the ranks): it is counted.
         """
-        self._check_at_work("step()")
+        info = self._check_at_work("step()")
         tree = self._checked(params)
-        acts = self._reads_all or self._outer.info().next_boundary == 1
+        acts = self._reads_all or info.next_boundary == 1
         if acts:
             self._take(tree)
         else:
@@ -245,10 +249,11 @@ class Outer:
         lr: the inner learning rate, which settings in its units need, as preset "slowmo" has.
         loss: told to the other ranks. weight: 1, or 0: the inner steps of this rank do not count,
         as on a rank that has run out of samples. retune: all ranks measure a period "auto" anew.
-        Errors: InvalidArgumentError, InvalidStateError (lr, retune).
+        States have lr and weight. Errors: InvalidArgumentError, InvalidStateError (lr, retune).
         """
         self._outer.set(lr=lr, loss=loss, weight=weight, retune=retune)
-        self._lr = self._lr if lr is None else lr
+        self._lr = self._lr if lr is None else float(lr)
+        self._weight = self._weight if weight is None else float(weight)
 
     def vote(self, bits: int) -> None:
         """Bits that travel with the next average; info().votes has those of all ranks, or-ed, when
@@ -280,6 +285,7 @@ class Outer:
             "rank": comm.rank,
             "world_size": comm.size,
             "lr": self._lr,
+            "weight": self._weight,
             "blob": numpy.frombuffer(self._outer.export_state(), numpy.uint8),
         }
 
@@ -296,17 +302,18 @@ class Outer:
         rank loads one).
         """
         self._check_at_work("load_state_dict()")
-        self._outer.info()  # raises where it is closed
         plain.meet_for_load(self._outer._comm)
         blob = _checked_state(state)
         lost = plain.what_is_lost(int(state["world_size"]), int(state["rank"]), self._outer._comm)
         self._renew()
-        before = self._lr
-        self.set(lr=float(state["lr"]))
+        lr, weight = self._lr, self._weight
         try:
+            self.set(lr=float(state["lr"]))
+            if lost is None:  # else it is of another rank's samples
+                self.set(weight=float(state.get("weight", 1)))  # older states have none
             self._outer.import_state(blob, "exact" if lost is None else "common")
         except BaseException:
-            self.set(lr=before)
+            self.set(lr=lr, weight=weight)
             raise
         if lost is not None:
             warnings.warn(lost, stacklevel=2)
