@@ -23,9 +23,9 @@
 //!
 //! - Every wait has a deadline: that of the call, else of the comm ([`CommOptions::timeout`]).
 //! - Dropping never waits for an operation: what is in flight goes on, and its memory is freed by a
-//!   later call, after it has ended. (An [`Outer`] waits for the average under way, at most its
-//!   deadline; on a thread of its own if a later call frees it.) `std::mem::forget` is safe
-//!   everywhere.
+//!   later call, after it has ended. (An [`Outer`], or an [`Optimizer`] with outer steps, waits for
+//!   the average under way, at most its deadline; on a thread of its own if a later call frees it.)
+//!   `std::mem::forget` is safe everywhere.
 //! - Callbacks (`on_done`, log sinks, readers, writers, all-gathers) may panic; nothing unwinds
 //!   into C. What they drop is given back later.
 //! - A forked child cannot use what its parent has made: `InvalidState`.
