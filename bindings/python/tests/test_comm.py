@@ -328,7 +328,9 @@ def test_wait_all_raises_the_first_error():
 def test_reports_and_counters():
     def body(comm):
         x = np.zeros(1000, f32)
-        plan = comm.plan("all_reduce", dtype="fp32", counts=[1000], op="sum", in_place=True)
+        plan = comm.plan(
+            "all_reduce", dtype="fp32", counts=[np.int64(1000)], op="sum", in_place=True
+        )
         comm.all_reduce(x).wait()
         counters = comm.counters()
         assert (
@@ -370,7 +372,20 @@ def test_reports_and_counters():
         (lambda c, x: c.all_gather_v(x, x, [4, 4]), r"out_counts is \[4, 4\]"),
         (lambda c, x: c.reduce_scatter_v([x], [x], [[8], [8]]), "2 in_counts for 1 arrays"),
         (lambda c, x: c.reduce(x, root=1), "root is 1"),
+        # What C would cut to 32 or 64 bits, and then take.
+        (lambda c, x: c.broadcast(x, root=2**32), "root is 4294967296; allowed: .* 0 to 0"),
+        (lambda c, x: c.reduce(x, root=1.0), "root is 1.0; allowed: a whole number"),
+        (lambda c, x: c.gather(x, x, root=None), "root is None"),
+        (lambda c, x: c.scatter(x, x, root=-(2**32)), "root is -4294967296"),
+        (lambda c, x: c.send(x, 2**32), "peer is 4294967296"),
+        (lambda c, x: c.recv(x, 2**32), "peer is 4294967296"),
+        (lambda c, x: c.barrier(tag=2**64), "tag is 18446744073709551616"),
+        (lambda c, x: c.barrier(tag=-1), "tag is -1"),
+        (lambda c, x: c.all_reduce(x, priority=2**32), "priority is 4294967296"),
         (lambda c, x: c.split(-3), "color is -3"),
+        (lambda c, x: c.split(2**32), "color is 4294967296; allowed: .* 0 to 2147483647"),
+        (lambda c, x: c.split(2**32 - 1), "color is 4294967295"),
+        (lambda c, x: c.split(0, key=2**31), "key is 2147483648"),
         (lambda c, x: c.codec("zip", x), "zip"),
         (lambda c, x: c.codec("onebit", x, colour=1), "colour"),
         (

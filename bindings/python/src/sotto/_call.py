@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
+import operator
 from typing import Any
 
 from . import _abi as abi
@@ -21,6 +22,23 @@ REDUCTIONS = {
 }
 
 
+INT32 = (-(2**31), 2**31 - 1)
+UINT64 = (0, 2**64 - 1)
+
+
+def whole_number(value: Any, what: str, low: int, high: int) -> int:
+    """An argument that C would cut to its width. Errors: InvalidArgumentError (names it)."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or not low <= number <= high:
+        raise InvalidArgumentError(
+            f"{what} is {value!r}; allowed: a whole number from {low} to {high}"
+        )
+    return number
+
+
 def call_options(
     tag: int = 0,
     timeout: float | None = None,
@@ -34,6 +52,8 @@ def call_options(
         if op not in REDUCTIONS:
             raise InvalidArgumentError(f"op is {op!r}; allowed: {', '.join(REDUCTIONS)}")
         reduce = REDUCTIONS[op]
+    tag = tag and whole_number(tag, "tag", *UINT64)
+    priority = priority and whole_number(priority, "priority", *INT32)
     if not (tag or timeout is not None or priority or reduce or codec):
         return None
     call = abi.Call(tag=tag, timeout_us=microseconds(timeout), priority=priority, reduce=reduce)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from . import _abi as abi
 from ._buffers import HOST, Buffers
-from ._call import call_on, call_options
+from ._call import INT32, call_on, call_options, whole_number
 from ._handle import HandleOwner
+from ._json import json_text
 from ._lib import Library, interruptible, text_of
 from .errors import InvalidArgumentError, InvalidStateError, SottoError, error_of
 from .exchange import Exchanges
@@ -195,6 +196,7 @@ class Comm(Exchanges, HandleOwner):
         priority: int = 0,
     ) -> Work:
         """Copies the root's x over x of all other ranks. On the root x is only read."""
+        root = self._number(root, "root")
         buffers = self._inputs(x) if self._rank == root else self._outputs(x, "x")
         call = call_options(tag, timeout, priority)
         return self._submit(
@@ -263,6 +265,7 @@ class Comm(Exchanges, HandleOwner):
         out: same dtypes and counts as x; None on all ranks but the root, and there too if x is to
         be replaced. op: as in all_reduce.
         """
+        root = self._number(root, "root")
         ins, outs = self._inputs(x), None
         if self._rank == root:
             ins, outs = self._pair(x, out)
@@ -292,7 +295,8 @@ class Comm(Exchanges, HandleOwner):
         """
         ins = self._inputs(x)
         call = call_options(tag, timeout, priority)
-        return self._submit("sotto_send", ins.array, ins.n, peer, call=call, keep=ins)
+        number = self._number(peer, "peer")
+        return self._submit("sotto_send", ins.array, ins.n, number, call=call, keep=ins)
 
     def recv(
         self,
@@ -306,7 +310,8 @@ class Comm(Exchanges, HandleOwner):
         """Receives from a rank what it sends with send()."""
         outs = self._outputs(out)
         call = call_options(tag, timeout, priority)
-        return self._submit("sotto_recv", outs.array, outs.n, peer, call=call, keep=outs)
+        number = self._number(peer, "peer")
+        return self._submit("sotto_recv", outs.array, outs.n, number, call=call, keep=outs)
 
     @contextlib.contextmanager
     def group(self, *, timeout: float | None = None, priority: int = 0) -> Iterator[Work]:
@@ -343,13 +348,13 @@ class Comm(Exchanges, HandleOwner):
     def split(self, color: int | None, key: int = 0) -> Comm | None:
         """Ranks with the same color form a new comm, ordered by key, then by rank.
 
-        color: from 0; None: this rank gets no comm, and None is returned. Collective. Connections
-        are shared: a failure of one comm is a failure of all that were split from the same one.
+        color: 0 to 2**31 - 1; None: this rank gets no comm, and None is returned. Collective.
+        Connections are shared: a failure of one comm is a failure of all that were split from the
+        same one.
         """
         out = c.c_void_p()
-        number = -1 if color is None else color
-        if color is not None and color < 0:
-            raise InvalidArgumentError(f"color is {color}; allowed: from 0, or None for no comm")
+        number = -1 if color is None else whole_number(color, "color", 0, INT32[1])
+        key = whole_number(key, "key", *INT32)
         handle, context = self._handle, self._live_context()
 
         def work() -> None:
@@ -395,7 +400,7 @@ class Comm(Exchanges, HandleOwner):
         """
         if "op" in request:
             request["reduce"] = request.pop("op")
-        text = json.dumps({"kind": kind, **request}).encode()
+        text = json_text({"kind": kind, **request}).encode()
         return cast(
             "dict[str, Any]", json.loads(self._lib.text("sotto_plan_report", self._handle, text))
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from . import _abi as abi
 from ._buffers import Buffers
-from ._call import call_options
+from ._call import call_options, whole_number
 from .errors import InvalidArgumentError
 from .work import Work
 
@@ -30,6 +30,10 @@ class Exchanges:
 
     def _pair(self, x: Any, out: Any) -> tuple[Buffers, Buffers]:
         raise NotImplementedError
+
+    def _number(self, rank: Any, what: str) -> int:
+        """A root or peer. Errors: InvalidArgumentError (no rank)."""
+        return whole_number(rank, what, 0, self._size - 1)
 
     def all_to_all(
         self,
@@ -177,6 +181,7 @@ class Exchanges:
 
         out: size times as many elements as x; None on all ranks but the root.
         """
+        root = self._number(root, "root")
         ins = self._inputs(x)
         outs = None
         if self._rank == root:
@@ -210,6 +215,7 @@ class Exchanges:
 
         x: size times as many elements as out; None on all ranks but the root.
         """
+        root = self._number(root, "root")
         ins, outs = None, self._outputs(out)
         if self._rank == root:
             if x is None:
