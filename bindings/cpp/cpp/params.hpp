@@ -19,7 +19,7 @@ using if_temporary_string = typename std::enable_if<std::is_same<S, std::string>
 
 }  // namespace detail
 
-// One tensor of an optimizer: sotto_param with setters. The name, "" or NULL for "param<index>", is
+// One tensor of an optimizer: sotto_param with setters. The name, NULL for "param<index>", is
 // borrowed until the optimizer has been created: not that of a temporary string.
 class param : public sotto_param {
  public:
