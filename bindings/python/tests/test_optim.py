@@ -360,12 +360,26 @@ def frozen(x):
         ),
         ((frozen(np.zeros(4, f32)), np.zeros(4, f32)), sotto.InvalidArgumentError, "read-only"),
         ((np.zeros(4, f32), np.zeros(4, f32), "a", -1), sotto.InvalidArgumentError, "group is -1"),
+        # Two rows could be a parameter and its gradient.
+        (np.zeros((2, 4), f32), sotto.InvalidArgumentError, r"params\[0\] is of type ndarray"),
     ],
 )
 def test_wrong_params(param, error, text):
     comm = sotto.create_comm(world_size=1, cpu_threads=1)
     with comm, pytest.raises(error, match=text):
         Optimizer([param], kind="Adam", comm=comm)
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, np.array])
+def test_user_state_is_anything_with_bytes(kind):
+    with sotto.create_comm(world_size=1, cpu_threads=1) as comm:
+        optimizer = Problem(comm, "Adam").optimizer
+        optimizer.user_state = kind(np.arange(3, dtype=np.uint8))
+        assert optimizer.user_state == b"\0\1\2"
+        with pytest.raises(TypeError, match="bytes-like"):
+            optimizer.user_state = "abc"
+        assert optimizer.user_state == b"\0\1\2"
+        optimizer.close()
 
 
 def test_ranks_that_differ_are_refused():

@@ -114,6 +114,16 @@ def _mask_view(mask: Any, what: str) -> View:
     return view_of(bytes_of_bools(mask), what)
 
 
+def _param_of(param: Any, what: str) -> Param:
+    """Errors: InvalidArgumentError (an array, whose rows are no param and grad)."""
+    if not isinstance(param, (tuple, list)):
+        raise InvalidArgumentError(
+            f"{what} is of type {type(param).__qualname__}; allowed: Param, or a tuple of the "
+            "parameter, its gradient and what else Param has"
+        )
+    return Param(*param)
+
+
 class Optimizer(Registered):
     """An optimizer over registered buffers. Collective: all ranks make the same.
 
@@ -145,7 +155,7 @@ class Optimizer(Registered):
         **hyper: Any,
     ) -> None:
         self._grads: list[View] = []  # kept alive until others take their place
-        registered = [Param(*param) for param in params]
+        registered = [_param_of(param, f"params[{i}]") for i, param in enumerate(params)]
         super().__init__(registered, config_text(config, kind, hyper), comm)
 
     def _fill(self, struct: abi.Param, param: Any, what: str) -> tuple[View | None, ...]:
@@ -325,7 +335,8 @@ class Optimizer(Registered):
     def user_state(self) -> bytes:
         """Bytes of the trainer's own that are saved and restored with the state.
 
-        At most 64 MiB. Errors of setting them: InvalidArgumentError, BusyError (step in flight).
+        Set from anything that has bytes, at most 64 MiB. Errors of that: InvalidArgumentError,
+        BusyError (step in flight), TypeError (a text: encode() it).
         """
         n = c.c_uint64()
         self._lib.call("sotto_optim_get_user_state", self._handle, None, 0, c.byref(n))
@@ -335,7 +346,8 @@ class Optimizer(Registered):
 
     @user_state.setter
     def user_state(self, data: bytes) -> None:
-        self._lib.call("sotto_optim_set_user_state", self._handle, data, len(data))
+        copy = memoryview(data).tobytes()
+        self._lib.call("sotto_optim_set_user_state", self._handle, copy, len(copy))
 
     def import_state(self, state: Any, mode: str = "configured") -> None:
         """Replaces this rank's state by an export of the same mode. Nothing changes on error.
