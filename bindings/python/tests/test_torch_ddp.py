@@ -64,6 +64,8 @@ def rank_codecs(comm):
             assert error < bound, (codec, dtype, error)
             assert (len(state._codecs) > 1) == (codec is not None)
             state.close()
+    with pytest.raises(RuntimeError, match="the DDPState of ddp_hook is closed"):
+        gradients(net, comm.rank, 0)
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import threading
 
 import pytest
 from ranks import thread_ranks
@@ -452,6 +453,36 @@ def test_a_failed_round_says_nothing_of_gradients():
             loss_of(net, comm.rank, 1).backward()
             overlap.wait()
 
+    thread_ranks(2, body)
+
+
+def test_a_round_that_was_interrupted_can_be_waited_for(monkeypatch):
+    def body(comm):
+        net = model()
+        with st.Overlap(net, comm=comm, **SMALL) as overlap:
+            wait = sotto.Work.wait
+
+            def interrupted(work, timeout=None):
+                monkeypatch.setattr(sotto.Work, "wait", wait)
+                raise KeyboardInterrupt
+
+            if comm.rank == 0:
+                monkeypatch.setattr(sotto.Work, "wait", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    loss_of(net, 0, 0).backward()
+                with pytest.raises(sotto.InvalidStateError, match=r"call wait\(\) or step\(\)"):
+                    loss_of(net, 0, 1).backward()
+                net.zero_grad()
+            go_on.wait()
+            if comm.rank == 1:
+                loss_of(net, 1, 0).backward()
+            overlap.wait()
+            net.zero_grad()
+            loss_of(net, comm.rank, 1).backward()
+            for p, wanted in zip(net.parameters(), means(model(), 2, 1)):
+                torch.testing.assert_close(p.grad, wanted, rtol=1e-6, atol=1e-9)
+
+    go_on = threading.Barrier(2, timeout=60)
     thread_ranks(2, body)
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ..codec import Codec
 from ..comm import Comm
-from ..errors import InvalidArgumentError
+from ..errors import InvalidArgumentError, InvalidStateError
 from ..group import meet
 from ..work import Work
 from .averagers import check_same_ranks, ddp_modules
@@ -45,6 +45,7 @@ class DDPState:
         self.options = options
         self.steps = 0  # of this process
         self._checked = False
+        self._closed = False
         self._codecs: dict[int, tuple[int, Codec]] = {}
         self._loaded: dict[int, tuple[int, Any]] = {}
         self._mode = "exact"
@@ -57,6 +58,7 @@ class DDPState:
 
     def close(self) -> None:
         """Gives the codecs back. A second call does nothing."""
+        self._closed = True
         self._waiter.shutdown()
         for _, codec in self._codecs.values():
             codec.close()
@@ -137,6 +139,11 @@ class DDPState:
 
     def start(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Averages one bucket; the future has its buffer."""
+        if self._closed:
+            raise InvalidStateError(
+                "the DDPState of ddp_hook is closed, and the model still has the hook: close() it "
+                "behind the last backward()"
+            )
         values = sent = bucket.buffer()
         codec = None
         if not self._checked:

@@ -460,9 +460,13 @@ class Overlap:
         )
 
     def _wait(self) -> None:
-        work, self._work = self._work, None
+        work = self._work
         if work is not None:
-            work.wait()
+            try:
+                work.wait()
+            finally:
+                if work.is_completed():  # Ctrl-C leaves it in flight
+                    self._work = None
 
     def wait(self) -> None:
         """Waits for what the last backward() has left open: a round that failed on this rank.
