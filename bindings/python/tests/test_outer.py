@@ -1,5 +1,7 @@
 """Outer optimizers on plain buffers."""
 
+import io
+
 import numpy as np
 import pytest
 from ranks import run_ranks, thread_ranks
@@ -272,3 +274,51 @@ def test_outer_steps_of_an_optimizer():
     for anchors, last in thread_ranks(2, body):
         assert anchors == [5, 2, -1, -1.75, -0.25, 1.8125, 2.75, 2.140625]
         assert last == 0.828125
+
+
+def test_states_are_not_of_an_evaluation():
+    """One with the anchor in the place of the params could never step again where it is loaded."""
+    x = np.full(5, 2, f32)
+    with (
+        sotto.create_comm(world_size=1, cpu_threads=1) as comm,
+        Outer([x], {"preset": "diloco", "period": 3}, comm=comm) as outer,
+    ):
+        x -= 1
+        outer.step().wait()
+        state = outer.export_state()
+        with outer.evaluation():
+            for call in (outer.export_state, lambda: outer.import_state(state)):
+                with pytest.raises(sotto.InvalidStateError, match=r"port_state\(\) inside eval"):
+                    call()
+            assert (x == 2).all()
+        assert (x == 1).all()
+        outer.import_state(outer.export_state())
+        outer.step().wait()
+
+
+def test_states_of_an_optimizer_are_not_of_an_evaluation():
+    x, config = np.full(5, 2, f32), {"optimizer": {"type": "SGD"}, "sotto": {"outer": {}}}
+    with (
+        sotto.create_comm(world_size=1, cpu_threads=1) as comm,
+        sotto.optim.Optimizer([(x, np.ones(5, f32))], config, comm=comm) as optimizer,
+        Outer.of(optimizer) as outer,
+        Outer.of(optimizer) as other,
+    ):
+        state = optimizer.export_state("exact")
+        file = io.BytesIO(state)
+        with outer.evaluation():
+            for call in (
+                lambda: optimizer.export_state("exact"),
+                lambda: optimizer.import_state(state, "exact"),
+                lambda: optimizer.write_state(file, "exact"),
+                lambda: optimizer.read_state(file, "exact"),
+                lambda: optimizer.import_arrays({"param0/param": x}),
+                lambda: other.evaluation().__enter__(),
+            ):
+                with pytest.raises(sotto.InvalidStateError, match=r"\(\) inside evaluation\(\)"):
+                    call()
+            other.close()
+            with pytest.raises(sotto.InvalidStateError):
+                optimizer.step()
+        optimizer.step().wait()
+        optimizer.import_state(state, "exact")

@@ -13,7 +13,7 @@ from ._frameworks import await_current_stream
 from ._handle import HandleOwner
 from ._lib import interruptible
 from .comm import Comm
-from .errors import InvalidArgumentError
+from .errors import InvalidArgumentError, InvalidStateError
 from .group import default_comm
 from .work import Work, orphans
 
@@ -36,6 +36,7 @@ class Registered(HandleOwner):
     _blocks = True
     _create = ""  # the C function: of a comm, JSON text and sotto_param
     _places = ""  # the C function that says where params and model copies lie
+    _anchored = False  # the anchor of outer steps is in the place of the params
 
     def __init__(self, params: Sequence[Any], text: str, comm: Comm | None) -> None:
         """params: with the members param, name and model_copy; _fill() adds others."""
@@ -78,6 +79,14 @@ class Registered(HandleOwner):
     def _kept(self) -> list[Any]:
         """What an operation in flight keeps alive."""
         return [self, self._keep]
+
+    def _check_live(self, what: str) -> None:
+        """Errors: InvalidStateError: a state would have, or get, params that are the anchor, which
+        nothing puts back where it is imported, or behind the block."""
+        if self._anchored:
+            raise InvalidStateError(
+                f"{what} inside evaluation(): the anchor is in the place of the params"
+            )
 
     def _start(self, name: str, timeout: float | None) -> Work:
         op = c.c_void_p()

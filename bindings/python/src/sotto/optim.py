@@ -267,8 +267,10 @@ class Optimizer(Registered):
         feedback averaged over ranks: restores on any number of them; collective for the 1-bit
         types), "reset" (without error feedback; collective for 0/1 Adam), "common" (as "exact"),
         "configured": what "sotto": {"checkpoint"} says, "mean" unless set.
-        Errors: BusyError (step in flight), the comm's own.
+        Errors: BusyError (step in flight), InvalidStateError (micro-batches accumulated; inside
+        evaluation() of its outer steps), the comm's own.
         """
+        self._check_live("export_state()")
         number = state_mode(mode, STATE_MODES)
         await_current_stream(self.cuda)
         return export_state(self._comm, "sotto_optim_state_export", self._handle, number)
@@ -278,6 +280,7 @@ class Optimizer(Registered):
 
         Errors: those of export_state() and of file.write().
         """
+        self._check_live("write_state()")
         number = state_mode(mode, STATE_MODES)
         await_current_stream(self.cuda)
         failed: list[BaseException] = []
@@ -304,6 +307,7 @@ class Optimizer(Registered):
         Errors: those of import_state() and of the file's methods. Nothing changes on error, unless
         the file can be read once and not again: then steps are refused until another import.
         """
+        self._check_live("read_state()")
         number = state_mode(mode, STATE_MODES)
         await_current_stream(self.cuda)
         begin = file.tell()
@@ -354,8 +358,10 @@ class Optimizer(Registered):
 
         "common": all ranks, of any number, take one rank's export, "exact" or "common", without its
         error feedback. Errors: InvalidArgumentError (damaged, other parameters or algorithm; exact:
-        other world size or rank), BusyError (step in flight).
+        other world size or rank), BusyError (step in flight), InvalidStateError (inside
+        evaluation() of its outer steps).
         """
+        self._check_live("import_state()")
         number = state_mode(mode, STATE_MODES)
         await_current_stream(self.cuda)
         import_state(self._lib, "sotto_optim_state_import", self._handle, number, state)
@@ -367,6 +373,7 @@ class Optimizer(Registered):
         single number is an array of one element. Nothing changes on error, on any rank.
         Errors: InvalidArgumentError (names the array), ProtocolError (ranks differ).
         """
+        self._check_live("import_arrays()")
         structs = (abi.NamedArray * len(arrays))()
         keep = []
         for struct, (name, values) in zip(structs, arrays.items()):

@@ -13,7 +13,7 @@ from ._handle import HandleOwner
 from ._registered import Registered
 from .codec import export_state, import_state, state_mode
 from .comm import Comm
-from .errors import InvalidStateError, OperationTimeoutError
+from .errors import OperationTimeoutError
 from .optim import Optimizer, config_text
 from .work import Work
 
@@ -129,7 +129,7 @@ class Outer(Registered):
     _create = "sotto_outer_create"
     _destroy = "sotto_outer_destroy"
     _places = "sotto_outer_set_params"
-    _swapped = False  # the anchor is in the place of the params
+    _swapped = False  # evaluation() of this handle has put the anchor in the place of the params
 
     def __init__(
         self,
@@ -182,20 +182,21 @@ class Outer(Registered):
         close() inside ends it. Errors: InvalidStateError (inside another), BusyError (step in
         flight), the comm's own.
         """
-        if self._swapped:
-            raise InvalidStateError(
-                "evaluation() inside evaluation(): the anchor is in the place of the params"
-            )
+        self._whose()._check_live("evaluation()")
         self._start("sotto_outer_swap", timeout).wait()
-        self._swapped = True
+        self._swapped = self._whose()._anchored = True
         try:
             yield
         finally:
             self._swap_back(timeout)
 
+    def _whose(self) -> Registered:
+        """Whose params the anchor takes the place of: those of the optimizer that has the steps."""
+        return self._keep[0] if isinstance(self._keep[0], Optimizer) else self
+
     def _swap_back(self, timeout: float | None = None) -> None:
         if self._swapped:
-            self._swapped = False
+            self._swapped = self._whose()._anchored = False
             self._start("sotto_outer_swap", timeout).wait()
 
     def close(self) -> None:
@@ -244,8 +245,9 @@ class Outer(Registered):
         """This rank's state, params included, after any inner step; any rank can make it alone.
 
         mode: "exact" or "common", which are alike here. Waits for the average under way, which is
-        not consumed. Errors: BusyError (step in flight).
+        not consumed. Errors: BusyError (step in flight), InvalidStateError (inside evaluation()).
         """
+        self._check_live("export_state()")
         number = state_mode(mode, STATE_MODES)
         await_current_stream(self.cuda)
         return export_state(self._comm, "sotto_outer_state_export", self._handle, number)
@@ -257,8 +259,9 @@ class Outer(Registered):
         any rank: the params become those of that rank, or, of another number of ranks, its anchor;
         error feedback starts at zero.
         Errors: InvalidArgumentError (damaged; of other settings, params or ranks),
-        BusyError (step in flight).
+        BusyError (step in flight), InvalidStateError (inside evaluation()).
         """
+        self._check_live("import_state()")
         number = state_mode(mode, STATE_MODES)
         await_current_stream(self.cuda)
         import_state(self._lib, "sotto_outer_state_import", self._handle, number, state)
