@@ -31,6 +31,7 @@ REFUSED = (
     ("sotto::comm c; c.barrier();", "unused-result"),
     ("std::vector<float> x(4); sotto::param(std::string(\"x\"), x);", "deleted"),
     ("std::vector<float> x(4); sotto::named_array(std::string(\"x\"), x);", "deleted"),
+    ("sotto::comm_config c; c.transport(std::string(\"tcp\"));", "deleted"),
     (f"{RESULTS} sotto::op a; if (a.test()) return;", "result<bool>"),
     (f"{RESULTS} sotto::op a; if (a.test()) return;", "result<bool>"),
 )

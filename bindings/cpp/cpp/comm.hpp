@@ -40,6 +40,8 @@ class comm_config {
     c_.transport = name.c_str();
     return *this;
   }
+  template <class S, class = detail::if_temporary_string<S>>
+  comm_config& transport(S&& name) = delete;
   comm_config& timeout(microseconds timeout) noexcept {
     c_.timeout_us = timeout.count();
     return *this;
