@@ -9,7 +9,7 @@ from ranks import thread_ranks
 
 torch = pytest.importorskip("torch", reason="torch is not installed in this Python")
 
-from test_torch_overlap import SMALL, loss_of, means, model  # noqa: E402
+from test_torch_overlap import SMALL, batch, loss_of, means, model  # noqa: E402
 
 import sotto  # noqa: E402
 import sotto.torch as st  # noqa: E402
@@ -70,9 +70,41 @@ def test_assigned_parameters_are_averaged():
                 assert_means(net, alone, comm, step)
                 assigned(net if step else net[2])  # all of it, or a part
             assert overlap.info().rounds == 3
+            net[8] = copy.deepcopy(alone[8])  # another module with parameters of its own
+            net.zero_grad()
+            loss_of(net, comm.rank, 0).backward()
+            assert_means(net, alone, comm, 0)
             net[0].weight = torch.nn.Parameter(torch.zeros(48, 3))
             with pytest.raises(sotto.InvalidStateError, match='"0.weight" has shape'):
                 loss_of(net, comm.rank, 0)
+
+    thread_ranks(2, body)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_tensors_in_the_place_of_parameters_are_none(leaves):
+    """An inner step of meta-learning: they are there during a call alone."""
+
+    def loss(net, rank, step):
+        values = {name: p * 2 for name, p in net.named_parameters()}
+        if leaves:
+            values = {name: torch.nn.Parameter(v.detach()) for name, v in values.items()}
+        torch.nn.Linear(1, 1)  # any module has new parameters: the next forward() looks for them
+        first = torch.func.functional_call(net, values, batch(rank, step)).square().mean()
+        return first + loss_of(net, rank, step)
+
+    def body(comm):
+        net, alone = model(), model()
+        wanted = [torch.zeros_like(p) for p in alone.parameters()]
+        for rank in range(2):
+            alone.zero_grad()
+            loss(alone, rank, 0).backward()
+            wanted = [w + p.grad / 2 for w, p in zip(wanted, alone.parameters())]
+        with st.Overlap(net, comm=comm, **SMALL) as overlap:
+            loss(net, comm.rank, 0).backward()
+            for p, w in zip(net.parameters(), wanted):
+                torch.testing.assert_close(p.grad, w, rtol=1e-5, atol=1e-8)
+            assert overlap.info().rounds == 1
 
     thread_ranks(2, body)
 

@@ -15,6 +15,7 @@ from torch.nn.modules.module import (
 from ..errors import InvalidStateError, UnsupportedError
 from .averagers import check_whole, ddp_modules
 from .gradients import check_param
+from .passes import in_functional_call
 
 Named = list[tuple[str, torch.Tensor]]
 
@@ -114,7 +115,7 @@ class Hooked:
             if p.requires_grad:
                 raise _left_out(name, "requires a gradient now, and did not")
         seen = _registrations
-        if seen == self._seen:
+        if seen == self._seen or in_functional_call():
             return
         now = list(self._source())
         there, by_name = {id(p) for _, p in now}, dict(now)
