@@ -107,6 +107,7 @@ Status get_info(const sotto_outer* outer, sotto_outer_info* out_info) {
   out.fragments = i.fragments;
   out.in_flight = i.in_flight;
   out.votes = i.update.votes;
+  out.not_finite = i.update.not_finite;
   out.lambda = i.update.lambda;
   out.gap = i.update.gap;
   out.unit = i.update.unit;

@@ -27,12 +27,11 @@ void OuterReport::forget() {
   *this = std::move(fresh);
 }
 
-bool OuterReport::take_refused(std::set<size_t>* ranks) {
-  if (!std::exchange(refused, false)) return false;
+bool OuterReport::take_not_finite(std::set<size_t>* ranks) {
   for (size_t r = 0; r < not_finite.size(); ++r) {
     if (std::exchange(not_finite[r], uint8_t{0}) != 0) ranks->insert(r);
   }
-  return true;
+  return std::exchange(refused, false);
 }
 
 // What was sent becomes what was sent before.
@@ -70,12 +69,14 @@ class OuterFragment::UpdateHooks final : public OpHooks {
     ++f.consumed_;
     if (bytes.empty()) return;
     f.report_.take(bytes, at_, nothing);
-    if (!nothing || f.context_.config.nonfinite != OuterNonfinite::kError) return;
+    bool flagged = false;
     for (size_t r = 0; r < f.report_.not_finite.size(); ++r) {
       if (f.report_.messages[r].flags == 0) continue;
-      f.report_.refused = true;
+      flagged = true;
       f.report_.not_finite[r] = 1;
     }
+    const bool fails = f.context_.config.nonfinite == OuterNonfinite::kError;
+    if (nothing && flagged && fails) f.report_.refused = true;
   }
 
  private:

@@ -394,7 +394,14 @@ void Outer::completed(Status& status) {
   std::set<size_t> who;
   bool refused = false;
   for (const std::unique_ptr<OuterFragment>& f : fragments_)
-    refused = f->report().take_refused(&who) || refused;
+    refused = f->report().take_not_finite(&who) || refused;
+  if (status.ok() && (events_ & kOuterConsumed) != 0)
+    not_finite_ = static_cast<uint32_t>(who.size());
+  if (status.ok() && !refused && who.contains(static_cast<size_t>(context_.comm->rank()))) {
+    log(LogLevel::kWarn,
+        "outer step {}: NaN or Inf in the parameters of this rank, which the average has left out",
+        at_.step);
+  }
   if (status.ok() && refused) {
     status = error(Code::kNonfinite,
                    "outer step {}: NaN or Inf in the parameters of rank {}; nothing was updated",
@@ -468,6 +475,7 @@ Result<OuterInfo> Outer::info() {
   pace_.fold(fragments_);
   info.overlap = pace_.meter();
   add_report(*fragments_[updated_last_], &info.update);
+  info.update.not_finite = not_finite_;
   SOTTO_ASSIGN(const PeerTraffic next, fragments_.front()->next_traffic());
   info.payload_bytes_next_launch = next.payload_bytes_sent;
   info.header_bytes_next_launch = next.header_bytes_sent + next.metadata_bytes_sent;

@@ -33,9 +33,10 @@ inline constexpr uint32_t kOuterMeasuring = 16;  // period "auto" is not chosen 
 struct OuterUpdateInfo {
   double lambda = 1, gap = 0, unit = 0;
   double clip_fraction = 0;
-  double delta_norm = 0;  // root of the mean over ranks of the squared length of Delta
-  double step_norm = 0;   // of the anchor's update
-  uint32_t votes = 0;     // of all ranks
+  double delta_norm = 0;    // root of the mean over ranks of the squared length of Delta
+  double step_norm = 0;     // of the anchor's update
+  uint32_t votes = 0;       // of all ranks
+  uint32_t not_finite = 0;  // ranks that it has left out
 };
 
 struct OuterInfo {
@@ -178,7 +179,8 @@ class Outer : public std::enable_shared_from_this<Outer> {
   Given given_;
   bool swapped_ = false;
   bool restored_ = false;
-  Status skipped_;  // the inner step in flight
+  Status skipped_;           // the inner step in flight
+  uint32_t not_finite_ = 0;  // ranks that the last step with an average has left out
   OuterPace pace_;
   std::atomic<bool> in_flight_{false};
 };

@@ -79,7 +79,7 @@ Status Outer::restore(const OuterSnapshot& s, bool own) {
   }
   // What was told and asked for belongs to steps that are no more.
   given_.votes = given_.asks = 0;
-  events_ = 0;
+  events_ = not_finite_ = 0;
   at_.step = s.step;
   at_.flushed_at = s.flushed_at;
   swapped_ = how != OuterRestore::kAnchor && s.swapped;
@@ -92,7 +92,7 @@ Status Outer::restore(const OuterSnapshot& s, bool own) {
 Status Outer::restart() {
   SOTTO_TRY(check_idle());
   SOTTO_TRY(make_fragments());
-  events_ = 0;
+  events_ = not_finite_ = 0;
   updated_last_ = 0;
   swapped_ = restored_ = false;
   pace_.left();

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <limits>
+#include <mutex>
 #include <random>
 #include <string>
 #include <thread>
@@ -33,24 +34,59 @@ sotto_status round_with(sotto_outer* outer, OuterModel& model, int32_t rank,
   return sotto_outer_step(outer, nullptr, nullptr);
 }
 
+// Log lines of warnings, of all ranks of the process.
+class Warnings {
+ public:
+  Warnings() { EXPECT_EQ(sotto_set_log(keep, this, 2), SOTTO_OK); }
+  ~Warnings() { EXPECT_EQ(sotto_set_log(nullptr, nullptr, 0), SOTTO_OK); }
+  Warnings(const Warnings&) = delete;
+  Warnings& operator=(const Warnings&) = delete;
+  uint64_t with(const std::string& words) const {
+    const std::lock_guard lock(mutex_);
+    return static_cast<uint64_t>(std::count_if(
+        lines_.begin(), lines_.end(),
+        [&](const std::string& line) { return line.find(words) != std::string::npos; }));
+  }
+
+ private:
+  static void keep(void* self, int32_t, const char* line) {
+    auto* warnings = static_cast<Warnings*>(self);
+    const std::lock_guard lock(warnings->mutex_);
+    warnings->lines_.emplace_back(line);
+  }
+  mutable std::mutex mutex_;
+  std::vector<std::string> lines_;
+};
+
+// All ranks are told how many were left out; those that were are warned.
 TEST(CapiOuterNonfinite, SkipRank) {
+  const Warnings warnings;
   EXPECT_EQ(run_world(3, {},
                       [](Member& self) {
                         OuterModel model;
                         sotto_outer* outer = new_outer(self, json_of("0"), model);
                         OK(round_with(outer, model, self.rank, {1}));
                         same(model.read(), 1 + 4, "ranks 0 and 2");
+                        same(info_of(outer).not_finite, 1, "rank 1");
                         OK(round_with(outer, model, self.rank, {0, 2}, kInf));
                         same(model.read(), 5 + 4, "rank 1");
+                        same(info_of(outer).not_finite, 2, "ranks 0 and 2");
                         OK(round_with(outer, model, self.rank, {0, 1, 2}, -kInf));
                         same(model.read(), 9, "nobody");
+                        same(info_of(outer).not_finite, 3, "all ranks");
                         same(info_of(outer).round, 3, "round");
+                        step(outer);
+                        same(info_of(outer).not_finite, 3, "there was no average since");
+                        step(outer);
+                        same(info_of(outer).not_finite, 0, "nobody");
                         OK(round_with(outer, model, self.rank, {}));
                         same(model.read(), 9 + 4, "all ranks");
                         barrier(self);
                         OK(sotto_outer_destroy(outer));
                       }),
             "");
+  EXPECT_EQ(warnings.with("parameters of this rank, which the average has left out"), 6u);
+  EXPECT_EQ(warnings.with("outer step 4: NaN or Inf"), 2u);
 }
 
 // The average is late: a rank that was left out goes on from the anchor, as all others.
@@ -63,6 +99,7 @@ TEST(CapiOuterNonfinite, SkipRankLate) {
                         same(model.read(), 1, "held");
                         OK(round_with(outer, model, self.rank, {1}));
                         same(model.read(), 1 + 4, "rank 1 in the first average");
+                        same(info_of(outer).not_finite, 1, "rank 0 in the first average");
                         OK(round_with(outer, model, self.rank, {0, 1}));
                         same(model.read(), 5 + 2, "rank 0 in the second average");
                         OK(round_with(outer, model, self.rank, {}));
@@ -93,6 +130,7 @@ TEST(CapiOuterNonfinite, Error) {
                      ": NaN or Inf in the parameters of rank " + who + "; nothing was updated"},
                     "step");
               same(info_of(outer).step, done + 2, "step");
+              same(info_of(outer).not_finite, bad.size(), who);
               // Parameters are the rank's own.
               same(model.weights[0][0], 5 + 2 * static_cast<float>(1 + self.rank), "own");
               barrier(self);

@@ -184,7 +184,7 @@ struct sotto_outer_info
     fragments::UInt32
     in_flight::UInt32
     votes::UInt32
-    reserved::UInt32
+    not_finite::UInt32
     lambda::Float64
     gap::Float64
     unit::Float64

@@ -1026,8 +1026,8 @@ SOTTO_API sotto_status sotto_config_resolve(const char* json, const char* values
  *                   in mode "compat"); its error feedback is a part of the state.
  *                   "sotto": {"hierarchy": ...}, with the values of sotto_codec_create, has all
  *                   averages in two levels, also those of "outer": full precision inside hosts,
- *                   and between them what the type or the codec sends. Not with ZeroOneAdam, topk
- *                   or mode "compat"
+ *                   and between them what the type or the codec sends. Not with topk or mode
+ *                   "compat"
  *                   "sotto": {"state_dtype": "bf16" or "fp8"} keeps momentum and variance of SGD,
  *                   Adam, AdamW and Lion in 2 or 1 bytes per element instead of 4 ("fp8": 8-bit
  *                   floats, 256 elements of a tensor share an exponent). An update is computed in
@@ -1185,7 +1185,7 @@ SOTTO_API sotto_status sotto_optim_report(const sotto_optim* optim, const char* 
 
 /* Exports this rank's state, parameters included, and changes nothing. In modes mean and reset 0/1
  * Adam's parameters and momentum are those of a synchronisation in full precision, the same on all
- * ranks.
+ * ranks. Micro-batches accumulated for the next step are no part of it, and an import drops them.
  *   optim   [in]
  *   mode    [in]  SOTTO_STATE_...
  *   buf     [out] cap bytes; NULL or too small: nothing but out_len is written
@@ -1487,9 +1487,9 @@ typedef struct sotto_outer_info {
   uint64_t round;         /* averages consumed, of all fragments */
   uint64_t next_boundary; /* inner steps until something happens */
   uint32_t fragments;
-  uint32_t in_flight; /* averages launched and not consumed */
-  uint32_t votes;     /* of all ranks, with the last average */
-  uint32_t reserved;
+  uint32_t in_flight;  /* averages launched and not consumed */
+  uint32_t votes;      /* of all ranks, with the last average */
+  uint32_t not_finite; /* ranks with NaN or Inf, which the last average has left out */
   double lambda;        /* staleness penalty: what a late average was divided by */
   double gap;           /* length of the anchor's update that the average had missed */
   double unit;          /* what the gap is compared with */

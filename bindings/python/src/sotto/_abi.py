@@ -243,7 +243,7 @@ class OuterInfo(Sized):
         ("fragments", c.c_uint32),
         ("in_flight", c.c_uint32),
         ("votes", c.c_uint32),
-        ("reserved", c.c_uint32),
+        ("not_finite", c.c_uint32),
         ("lambda", c.c_double),
         ("gap", c.c_double),
         ("unit", c.c_double),

@@ -94,6 +94,7 @@ class OuterInfo(NamedTuple):
     fragments: int
     in_flight: int  # averages launched and not consumed
     votes: int  # of all ranks
+    not_finite: int  # ranks with NaN or Inf, which the last average has left out
     staleness: float  # penalty: what a late average was divided by
     gap: float
     unit: float
@@ -238,8 +239,7 @@ class Outer(Registered):
         info = abi.OuterInfo()
         self._lib.call("sotto_outer_get_info", self._handle, c.byref(info))
         names = (field[0] for field in info._fields_)
-        skipped = ("struct_size", "reserved")
-        return OuterInfo(*(getattr(info, name) for name in names if name not in skipped))
+        return OuterInfo(*(getattr(info, name) for name in names if name != "struct_size"))
 
     def export_state(self, mode: str = "exact") -> bytearray:
         """This rank's state, params included, after any inner step; any rank can make it alone.

@@ -213,7 +213,7 @@ pub struct sotto_outer_info {
     pub fragments: u32,
     pub in_flight: u32,
     pub votes: u32,
-    pub reserved: u32,
+    pub not_finite: u32,
     pub lambda: f64,
     pub gap: f64,
     pub unit: f64,
@@ -357,7 +357,7 @@ layout! {
     }
     sotto_outer_info: 176 bytes, align 8 {
         struct_size: 0, events: 4, step: 8, round: 16, next_boundary: 24, fragments: 32,
-        in_flight: 36, votes: 40, reserved: 44, lambda: 48, gap: 56, unit: 64, clip_fraction: 72,
+        in_flight: 36, votes: 40, not_finite: 44, lambda: 48, gap: 56, unit: 64, clip_fraction: 72,
         delta_norm: 80, step_norm: 88, gain: 96, overlap_ratio: 104, contention: 112,
         network_ns: 120, exposed_ns: 128, payload_bytes_next_launch: 136,
         header_bytes_next_launch: 144, state_bytes: 152, period: 160, delay: 168,

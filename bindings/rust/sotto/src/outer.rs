@@ -47,6 +47,8 @@ pub struct OuterInfo {
     pub in_flight: u32,
     /// Of all ranks, with the last average.
     pub votes: u32,
+    /// Ranks with NaN or Inf, which the last average has left out.
+    pub not_finite: u32,
     /// Staleness penalty: what a late average was divided by.
     pub lambda: f64,
     /// Length of the anchor's update that the average had missed.
@@ -91,6 +93,7 @@ impl From<sys::sotto_outer_info> for OuterInfo {
             fragments: c.fragments,
             in_flight: c.in_flight,
             votes: c.votes,
+            not_finite: c.not_finite,
             lambda: c.lambda,
             gap: c.gap,
             unit: c.unit,
