@@ -118,8 +118,7 @@ Status apply_errors(OptimizerData& data, const OptimSnapshot& s, StateErrors err
 Result<OptimSnapshot> Optimizer::describe(StateErrors errors) {
   SOTTO_TRY(check_idle());
   SOTTO_TRY(check_whole());
-  SOTTO_TRY(accumulation_.check_none(*data_.comm));
-  OptimSnapshot s;
+  OptimSnapshot s;  // micro-batches of the next step are no part of it
   s.algorithm = std::string(optimizer_kind_name(data_.config.optimizer.kind));
   s.mode = std::string(mode_name(data_.mode()));
   s.step = data_.step;

@@ -89,12 +89,6 @@ TEST(CapiOptim, ParametersThatAreFrozen) {
             "");
 }
 
-constexpr const char* kOneBitAdam =
-    R"({"optimizer": {"type": "OneBitAdam", "params": {"lr": 0.01, "freeze_step": 3}}})";
-constexpr const char* kZeroOneAdam =
-    R"({"optimizer": {"type": "ZeroOneAdam", "params": {"lr": 0.01, "var_freeze_step": 2,
-        "var_update_scaler": 2, "local_step_scaler": 1, "local_step_clipper": 4}}})";
-
 // Flags are the caller's, and may come before a state or behind it: it continues to the bit.
 TEST(CapiOptim, AStateContinuesWheneverFlagsOfFrozenParametersCome) {
   EXPECT_EQ(run_world(2, kDefault,

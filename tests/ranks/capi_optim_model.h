@@ -10,6 +10,11 @@ namespace sotto::test {
 
 inline constexpr const char* kOneBitLamb =
     R"({"optimizer": {"type": "OneBitLamb", "params": {"lr": 0.01, "freeze_step": 3}}})";
+inline constexpr const char* kOneBitAdam =
+    R"({"optimizer": {"type": "OneBitAdam", "params": {"lr": 0.01, "freeze_step": 3}}})";
+inline constexpr const char* kZeroOneAdam =
+    R"({"optimizer": {"type": "ZeroOneAdam", "params": {"lr": 0.01, "var_freeze_step": 2,
+        "var_update_scaler": 2, "local_step_scaler": 1, "local_step_clipper": 4}}})";
 inline constexpr const char* kLamb = R"({"optimizer": {"type": "Lamb", "params": {"lr": 0.01}}})";
 inline const WorldOptions kDefault;
 

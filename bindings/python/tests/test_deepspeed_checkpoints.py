@@ -107,31 +107,32 @@ def test_latest_has_the_tag_as_it_was_given(tag, comm, tmp_path):
     engine.close()
 
 
-def test_a_checkpoint_between_updates(comm, tmp_path):
-    """Sums of the library cannot be left out of its state; gradients of the parameters are."""
+@pytest.mark.parametrize("in_the_library", [True, False])
+def test_a_checkpoint_between_updates(comm, tmp_path, in_the_library):
+    """Micro-batches of an open update are left out of it, and the engine goes on with them."""
     config = {"train_micro_batch_size_per_gpu": 16, "optimizer": LAMB}
-    engine, *_ = start(comm, {**config, "gradient_accumulation_steps": 3})
-    run(engine, 0, range(4))
-    with pytest.raises(
-        sotto.InvalidStateError,
-        match=r"save_checkpoint\(\): 1 of 3 micro-batches.*boundary\(\) tells",
-    ):
-        engine.save_checkpoint(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-    engine.close()
-    engine, *_ = start(comm, config)
+    three = {**config, "gradient_accumulation_steps": 3}
+    engine, *_ = start(comm, three if in_the_library else config)
+    undisturbed, *_ = start(comm, three)
     engine.set_train_batch_size(48)
-    run(engine, 0, range(4))
-    engine.save_checkpoint(tmp_path)
-    other, *_ = start(comm, {**config, "gradient_accumulation_steps": 3})
-    other.load_checkpoint(tmp_path)
-    counts = []
-    for step in range(6):
-        run(other, 0, [step])
-        counts.append(other.global_steps)
-    assert counts == [1, 1, 2, 2, 2, 3]
-    engine.close()
-    other.close()
+    for steps in (range(3), [3], [4, 5]):
+        run(engine, 0, steps)
+        run(undisturbed, 0, steps)
+        engine.save_checkpoint(tmp_path, tag=str(engine.micro_steps))
+    torch.testing.assert_close(parameters(engine), parameters(undisturbed))
+    other, *_ = start(comm, three)
+    for tag in ("4", "3"):  # in the middle of an update, and behind one
+        run(other, 0, [7])
+        other.load_checkpoint(tmp_path, tag=tag)
+        counts = []
+        for step in range(6):
+            run(other, 0, [3 + step % 3])
+            counts.append(other.global_steps)
+            if step == 2:
+                torch.testing.assert_close(parameters(other), parameters(engine))
+        assert counts == [1, 1, 2, 2, 2, 3]
+    for one in (engine, undisturbed, other):
+        one.close()
 
 
 def test_no_checkpoint_is_no_error(comm, tmp_path):

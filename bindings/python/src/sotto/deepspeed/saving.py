@@ -45,7 +45,8 @@ class Saving:
         def gradient_accumulation_steps(self) -> int:  # noqa: D102
             ...
 
-        def _between_updates(self, what: str) -> None: ...
+        def zero_grad(self) -> None:  # noqa: D102
+            ...
 
     @property
     def _exact(self) -> bool:
@@ -71,7 +72,9 @@ class Saving:
         save_latest: bool = True,
         exclude_frozen_parameters: bool = False,
     ) -> bool:
-        """Writes a checkpoint, between updates; every rank has to call it.
+        """Writes a checkpoint; every rank has to call it.
+
+        Micro-batches of the next update are no part of it, as in DeepSpeed.
 
         save_dir: may be on a disk of each machine's own: load_checkpoint() needs what rank 0 wrote,
         and with "sotto": {"checkpoint": "exact"} this rank's file beside it.
@@ -81,12 +84,10 @@ class Saving:
         torch.serialization.add_safe_globals() allows.
         save_latest: whether "latest" names it. exclude_frozen_parameters: leaves out parameters
         that require no gradient; load with load_module_strict=False then. Returns True. Errors:
-        InvalidStateError (micro-batches of the next update are done), InvalidArgumentError (ranks
-        with other tags), and on the rank that meets it OSError or InvalidArgumentError (names the
-        part of the state that could not be loaded), SottoError on the others; "latest" then names
-        the one before.
+        InvalidArgumentError (ranks with other tags), and on the rank that meets it OSError or
+        InvalidArgumentError (names the part of the state that could not be loaded), SottoError on
+        the others; "latest" then names the one before.
         """
-        self._between_updates("save_checkpoint()")
         client_state = dict(client_state or {})
         name = str(f"global_step{self.global_steps}" if tag is None else tag)
         folder = Path(save_dir) / name
@@ -155,6 +156,7 @@ class Saving:
 
         tag: None: what "latest" names; where there is none, a warning and (None, None).
         load_optimizer_states False, or load_module_only: the optimizer starts anew.
+        Micro-batches of the next update are dropped.
         load_lr_scheduler_states False: the schedule does; the next update has the saved rate still.
         custom_load_fn: called as custom_load_fn(src=state_dict, dst=module) in place of
         load_state_dict(). Returns the file's path and client_state. Errors: OSError,
@@ -184,6 +186,7 @@ class Saving:
             self.load_module_state_dict(state, load_module_strict, custom_load_fn)
 
         files.together(self.comm, "reading the checkpoint", load)
+        self._drop_micro_batches()
         if whole:
             self._load_optimizer(state)
             if not load_lr_scheduler_states and isinstance(self.lr_scheduler, ConfigSchedule):
@@ -197,6 +200,12 @@ class Saving:
         if imported.is_deepspeeds(state):
             return str(path), imported.client_state_of(state)
         return str(path), state["client_state"]
+
+    def _drop_micro_batches(self) -> None:
+        """Of the next update, which were computed with other parameters."""
+        self.micro_steps -= self.micro_steps % self.gradient_accumulation_steps()
+        self._taken = 0
+        self.zero_grad()
 
     def _load_optimizer(self, state: Mapping[str, Any]) -> None:
         if not imported.is_deepspeeds(state):
@@ -220,7 +229,6 @@ class Saving:
         steps = self.gradient_accumulation_steps()
         done = state.get("micro_steps", self.global_steps * steps)
         self.micro_steps = done - done % steps  # the gradients of an open update are not saved
-        self._taken = 0
         self.loaded_checkpoint_dp_world_size = state["dp_world_size"]
         self.loaded_checkpoint_mp_world_size = state.get("mp_world_size", 1)
         saved = state["lr_scheduler"]

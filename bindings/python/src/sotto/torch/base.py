@@ -469,9 +469,9 @@ class SottoOptimizer(Groups):
 
         That is parameters (float32 masters), moments, error feedback, step, stage and schedules, as
         one tensor of bytes. Any rank can make it alone, and all ranks can load it: see "checkpoint"
-        above for the error feedback. Errors: InvalidStateError (accumulated micro-batches; another
-        dtype, device or shape of a parameter, or one that was added), those of the last step on a
-        CUDA device.
+        above for the error feedback. Accumulated micro-batches are no part of it. Errors:
+        InvalidStateError (another dtype, device or shape of a parameter, or one that was added),
+        those of the last step on a CUDA device.
         """
         check_keeps_states()
         self.synchronize()
