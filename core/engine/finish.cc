@@ -63,9 +63,12 @@ void Executor::complete(Op& op, Status status) {
   if (op.state() != Op::State::kQueued) channel.complete(run);
   std::erase_if(channel.ops_, [&](const OpRef& other) { return other.get() == &op; });
   op.stats_.end_ns = clock_.now_ns();
-  if (trace_ != nullptr && !run.descriptors.empty() && !op.capturing())
-    trace_->operation(channel.rank(), op.sequence(), describe(run.descriptors[0].signature),
-                      op.stats_.launch_ns, op.stats_.end_ns);
+  if (trace_ != nullptr && !op.capturing()) {
+    trace_->operation(
+        channel.rank(), op.sequence(),
+        run.descriptors.empty() ? "without messages" : describe(run.descriptors[0].signature),
+        op.stats_.launch_ns, op.stats_.end_ns);
+  }
   const bool capturing = op.capturing();
   if (capturing) {
     if (const Status ended = CapturedOps::finish(op); status.ok()) status = ended;

@@ -105,7 +105,7 @@ std::string Trace::json(int32_t rank) const {
     if (o.rank != rank) continue;
     for (const char* phase : {"b", "e"}) {
       out += fmt::format(
-          R"({{"ph": "{}", "cat": "operation", "id": {}, "name": "{}", "pid": {}, "tid": {}, "ts": {:.3f}}},)"
+          R"({{"ph": "{}", "cat": "operation", "id2": {{"local": "{:#x}"}}, "name": "{}", "pid": {}, "tid": {}, "ts": {:.3f}}},)"
           "\n",
           phase, o.op, o.text, rank, kOperations, microseconds(*phase == 'b' ? o.begin : o.end));
     }

@@ -1,11 +1,15 @@
 // The time line that SOTTO_TRACE asks for.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <string>
 
 #include "core/codec/codec.h"
+#include "core/optim/optimizer.h"
 #include "tests/support/core_ranks.h"
 #include "tests/support/temp_dir.h"
 
@@ -20,6 +24,10 @@ class TraceFiles : public ::testing::TestWithParam<std::string> {
   Json read(int32_t rank) const {
     std::ifstream file(fmt::format("{}.rank{}.json", prefix(), rank));
     return Json::parse(file, nullptr, false);
+  }
+  // Of the rank: files of several ranks that are opened together have the same numbers.
+  static uint64_t operation_of(const Json& event) {
+    return std::stoull(event["id2"]["local"].get<std::string>(), nullptr, 16);
   }
   TempDir directory_;
 };
@@ -54,8 +62,8 @@ TEST_P(TraceFiles, ShowEveryStep) {
     std::map<std::string, uint64_t> elements;               // of a kernel
     std::map<std::pair<std::string, int>, uint64_t> bytes;  // of a kind of message and a phase
     for (const Json& e : events) {
-      if (e["ph"] == "b") operations[e["id"]].first = e["ts"];
-      if (e["ph"] == "e") operations[e["id"]].second = e["ts"];
+      if (e["ph"] == "b") operations[operation_of(e)].first = e["ts"];
+      if (e["ph"] == "e") operations[operation_of(e)].second = e["ts"];
     }
     uint64_t spans = 0;
     for (const Json& e : events) {
@@ -101,6 +109,33 @@ TEST_P(TraceFiles, ShowEveryStep) {
     EXPECT_LE(sent, moved[rank].payload_bytes_sent + moved[rank].header_bytes_sent);
   }
 }
+// What a rank does alone is an operation, too: all kernels belong to one.
+TEST_P(TraceFiles, ShowOperationsWithoutMessages) {
+  WorldOptions world = world_of(GetParam(), 2);
+  world.params.trace = prefix();
+  const Status status = run_world(world, [&](const std::shared_ptr<Comm>& comm) -> Status {
+    std::vector<float> x(5000, 1.0f), g(5000, 1.0f);
+    SOTTO_ASSIGN(const auto optimizer,
+                 Optimizer::create(comm, R"({"optimizer": {"type": "Adam"}})",
+                                   {{"x", 5000, 0, x.data(), g.data(), nullptr}}));
+    SOTTO_ASSIGN(const OpRef op, optimizer->accumulate({}));
+    return comm->engine().wait(op, -1);
+  });
+  ASSERT_TRUE(status.ok()) << status.text();
+  const Json events = read(0);
+  std::map<std::string, std::set<uint64_t>> operations;  // by phase of the event
+  uint64_t alone = 0;
+  for (const Json& e : events) {
+    if (e["ph"] == "X") operations["X"].insert(e["args"]["operation"].get<uint64_t>());
+    if (e["ph"] != "b" && e["ph"] != "e") continue;
+    operations[e["ph"]].insert(operation_of(e));
+    alone += e["name"] == "without messages";
+  }
+  EXPECT_EQ(alone, 2u);
+  EXPECT_EQ(operations["b"], operations["e"]);
+  EXPECT_TRUE(std::ranges::includes(operations["b"], operations["X"]));
+}
+
 INSTANTIATE_TEST_SUITE_P(Worlds, TraceFiles, ::testing::Values("tcp", "async", "ordered"),
                          [](const auto& p) { return p.param; });
 

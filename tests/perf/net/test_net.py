@@ -382,7 +382,7 @@ def trace_of(rank, shift=0.0):
 
     def message(name, ts, dur, phase, segment):
         return x(name, ts, dur, bytes=8, peer=1 - rank, round=phase - 1, segment=segment, phase=phase)
-    events = [{"ph": p, "id": op, "ts": ts + shift} for op, p, ts in ((3, "b", 0), (3, "e", 900), (7, "b", 1000), (7, "e", 11000))]
+    events = [{"ph": p, "id2": {"local": hex(op)}, "ts": ts + shift} for op, p, ts in ((3, "b", 0), (3, "e", 900), (7, "b", 1000), (7, "e", 11000))]
     events.append(x("recv", 100, 5, operation=3, bytes=8, peer=1 - rank, round=0, segment=0, phase=1))
     for k in range(4):
         events += [x("onebit_encode", 1000 + 100 * k, 100, first=64 * k, elements=64),

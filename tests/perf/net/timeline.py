@@ -37,7 +37,7 @@ def read(prefix, ranks):
         if not reductions:
             raise TimelineError(f"rank {rank} shows no message of a reduction")
         wanted.append(max(reductions))
-        spans.append({e["ph"]: e["ts"] for e in trace if e["ph"] in "be" and e["id"] == wanted[rank]})
+        spans.append({e["ph"]: e["ts"] for e in trace if e["ph"] in "be" and int(e["id2"]["local"], 16) == wanted[rank]})
     start = min(span["b"] for span in spans)
     events = [[Event(e["name"], (e["ts"] - start) / 1e3, (e["ts"] + e["dur"] - start) / 1e3, e["args"])
                for e in trace if e["ph"] == "X" and e["args"]["operation"] == wanted[rank]]
