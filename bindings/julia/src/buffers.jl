@@ -34,7 +34,7 @@ buffer_of(x, what) = invalid("$what is of type $(typeof(x)); allowed: arrays, an
 is_dense(x::Array) = true
 is_dense(x::Base.ReshapedArray) = is_dense(parent(x))
 function is_dense(x::SubArray)
-    is_dense(parent(x)) || return false
+    x isa StridedArray && is_dense(parent(x)) || return false  # of other indices, as vectors, strides are errors
     steps = cumprod((1, size(x)...))
     return all(i -> size(x, i) <= 1 || stride(x, i) == steps[i], 1:ndims(x))
 end

@@ -63,6 +63,9 @@ end
     error = failed(() -> Sotto.buffer_of(view(x, 1:2, :), "x[2]"))
     @test error.status == :InvalidArgument && occursin("x[2], a SubArray", error.text)
     @test failed(() -> Sotto.buffer_of(transpose(x), "x")).status == :InvalidArgument
+    for at in ([1, 2], [1])
+        @test failed(() -> Sotto.buffer_of(view(x, at), "x")).status == :InvalidArgument
+    end
     @test failed(() -> Sotto.buffer_of(zeros(ComplexF32, 2), "x")).status == :Unsupported
     arrays, buffers = Sotto.arrays_of((copy(each) for each in (x, x)), "x")
     @test [buffer.data for buffer in buffers] == map(pointer, arrays)
@@ -130,7 +133,7 @@ end
     both = Sotto.Optimizer(comm, (a = tied, b = (tied,)), sgd())
     wait(Sotto.step!(both, (a = Float32[1, 2], b = ([10.0, 20.0],))))
     @test tied == [-10, -21]
-    wait(Sotto.step!(both, (a = nothing, b = (ones(Float32, 2),))))
+    wait(Sotto.step!(both, (a = nothing, b = (view(ones(Float32, 4), [1, 4]),))))
     @test tied == [-11, -22]
     close(both)
     @test occursin("\"w\" has elements of type Float64", failed(() -> Sotto.Optimizer(comm, (w = ones(2),), sgd())).text)
