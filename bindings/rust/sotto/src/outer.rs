@@ -135,8 +135,9 @@ macro_rules! outer_calls {
         }
 
         /// Sets what belongs to the next steps: "lr" (the inner learning rate), "loss" (what this
-        /// rank tells the others), "weight" (1, or 0: this rank's inner steps do not count).
-        /// Errors: `InvalidArgument` (name, value), `Busy`, `InvalidState` (lr).
+        /// rank tells the others), "weight" (1, or 0: this rank's inner steps do not count),
+        /// "retune" (1: a period "auto" is measured anew). Errors: `InvalidArgument` (name, value),
+        /// `Busy`, `InvalidState` (lr, retune).
         pub fn set(&mut self, name: &str, value: f64) -> Result<()> {
             let name = c_text("name", name)?;
             self.outer_call(|api, raw| unsafe { (api.sotto_outer_set)(raw, name.as_ptr(), value) })
