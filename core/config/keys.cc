@@ -249,6 +249,7 @@ constexpr KeySpec kTable[] = {
     {kSchedulerParams, "lr_range_test_step_size", kRangeTest, kInt, false, kAtLeastOne, "", kActs, "updates per unit of growth"},
     {kSchedulerParams, "lr_range_test_step_rate", kRangeTest, kNumber, false, kNotNegative, "", kActs, "growth per step size"},
     {kSchedulerParams, "lr_range_test_staircase", kRangeTest, kBool, false, kNoRange, "", kActs, "growth in stairs"},
+    {kSchedulerParams, "last_batch_iteration", kAll, kInt, false, Range{-1, -1}, "", kChecked, "has to be -1, the start: a state has the place in the schedule"},
 
     {kFp16, "enabled", kAll, kBool, false, kNoRange, "", kActs, "16-bit gradients and loss scaling"},
     {kFp16, "auto_cast", kAll, kBool, false, kNoRange, "", kHost, "the training program casts its inputs"},
@@ -261,6 +262,9 @@ constexpr KeySpec kTable[] = {
     {kFp16, "fp16_master_weights_and_grads", kAll, kBool, false, kNoRange, "", kChecked, "has to be false"},
 
     {kBf16, "enabled", kAll, kBool, false, kNoRange, "", kActs, "16-bit gradients"},
+    {kBf16, "check_grad_overflow", kAll, kBool, false, kNoRange, "", kIgnored, "NaN or Inf in a gradient is an error of the step"},
+    {kBf16, "bf16_master_weights_and_grads", kAll, kBool, false, kNoRange, "", kChecked, "has to be false"},
+    {kBf16, "bf16_optimizer_states", kAll, kBool, false, kNoRange, "", kChecked, "has to be false"},
     {kBf16, "immediate_grad_update", kAll, kBool, false, kNoRange, "", kIgnored, "gradients are read once, in the step"},
     {kAmp, "enabled", kAll, kBool, false, kNoRange, "", kChecked, "has to be false"},
     {kDataTypes, "grad_accum_dtype", kAll, kText, true, kNoRange, kDtypes, kActs, "type of the gradients that a step receives"},
@@ -381,6 +385,7 @@ bool Range::contains(double value) const {
 }
 
 std::string Range::text() const {
+  if (lo == hi) return fmt::format("{}", lo);
   if (hi == kInf || hi == kMaxInt) return fmt::format("{} {}", lo_open ? ">" : ">=", lo);
   return fmt::format("in {}{}, {}{}", lo_open ? '(' : '[', lo, hi, hi_open ? ')' : ']');
 }

@@ -9,6 +9,13 @@
 namespace sotto {
 namespace {
 
+Status refuse_true(const ObjectReader& reader, const char* key, const char* why,
+                   Findings& findings) {
+  bool value = false;
+  reader.get(key, value);
+  return value ? findings.fail(reader.path_of(key), why) : ok_status();
+}
+
 Status read_fp16(const Json& object, Config& config, Findings& findings) {
   SOTTO_ASSIGN(const ObjectReader reader,
                ObjectReader::open(object, ConfigSection::kFp16, ~0u, "fp16", findings));
@@ -29,12 +36,23 @@ Status read_fp16(const Json& object, Config& config, Findings& findings) {
       findings.idle(reader.path_of(key), "the loss scale is static: fp16.loss_scale is not 0");
     }
   }
-  bool masters = false;
-  reader.get("fp16_master_weights_and_grads", masters);
-  if (!masters) return ok_status();
-  return findings.fail(
-      reader.path_of("fp16_master_weights_and_grads"),
-      "found true, which needs ZeRO stage 2; set it to false: masters are fp32 here");
+  return refuse_true(reader, "fp16_master_weights_and_grads",
+                     "found true, which needs ZeRO stage 2; set it to false: masters are fp32 here",
+                     findings);
+}
+
+Status read_bf16_memory(const ObjectReader& reader, Findings& findings) {
+  bool checks = false;
+  reader.get("check_grad_overflow", checks);
+  if (checks) {
+    findings.warn(reader.path_of("check_grad_overflow"),
+                  "NaN or Inf in a gradient is an error of the step, which DeepSpeed skips");
+  }
+  SOTTO_TRY(refuse_true(reader, "bf16_master_weights_and_grads",
+                        "found true, allowed is false: masters are fp32 here", findings));
+  return refuse_true(reader, "bf16_optimizer_states",
+                     "found true, allowed is false; sotto.state_dtype has smaller states",
+                     findings);
 }
 
 Status read_bf16(const ObjectReader& top, Config& config, Findings& findings) {
@@ -52,17 +70,14 @@ Status read_bf16(const ObjectReader& top, Config& config, Findings& findings) {
     return findings.fail(name + ".enabled",
                          "true together with fp16.enabled; switch one of them off");
   }
-  return ok_status();
+  return read_bf16_memory(reader, findings);
 }
 
 Status read_amp(const Json& object, Findings& findings) {
   SOTTO_ASSIGN(const ObjectReader reader,
                ObjectReader::open(object, ConfigSection::kAmp, ~0u, "amp", findings));
-  bool enabled = false;
-  reader.get("enabled", enabled);
-  if (!enabled) return ok_status();
-  return findings.fail(reader.path_of("enabled"),
-                       "found true; apex AMP is not supported, leave the section out");
+  return refuse_true(reader, "enabled",
+                     "found true; apex AMP is not supported, leave the section out", findings);
 }
 
 Status read_data_types(const Json& object, Config& config, Findings& findings) {

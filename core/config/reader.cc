@@ -122,8 +122,10 @@ std::string kinds_with_key(ConfigSection section, std::string_view key) {
   return word_list(names);
 }
 
+// Of a word of three letters two edits leave nothing: "ema" is not "amp".
 bool near(std::string_view key, std::string_view candidate) {
-  return !candidate.empty() && edit_distance(key, candidate) <= kNearMiss;
+  const size_t edits = edit_distance(key, candidate);
+  return !candidate.empty() && edits <= kNearMiss && 3 * edits <= candidate.size();
 }
 
 }  // namespace

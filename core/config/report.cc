@@ -234,6 +234,7 @@ Json sotto_json(const Config& config) {
   const SottoConfig& s = config.sotto;
   return {{"mode", mode_name(s.mode)},
           {"transport", s.transport},
+          {"hierarchy", hierarchy_name(s.hierarchy)},
           {"scale", scale_name(s.scale)},
           {"granularity", granularity_name(config.granularity(config.half_gradients()))},
           {"bucket_elements", s.bucket_elements},

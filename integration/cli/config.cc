@@ -8,10 +8,19 @@
 namespace sotto_cli {
 namespace {
 
+// "name value, name value" of an object, else the value.
+std::string on_one_line(const Json& value) {
+  if (!value.is_object()) return plain(value);
+  std::string text;
+  for (const auto& [key, item] : value.items())
+    text += (text.empty() ? "" : ", ") + key + " " + plain(item);
+  return text;
+}
+
 std::string members(const Json& object, const std::string& title) {
   if (!object.is_object()) return "";
   std::vector<std::vector<std::string>> rows;
-  for (const auto& [key, value] : object.items()) rows.push_back({key, plain(value)});
+  for (const auto& [key, value] : object.items()) rows.push_back({key, on_one_line(value)});
   return "\n" + title + ":\n" + table(rows, "  ");
 }
 
@@ -53,15 +62,6 @@ std::string schedule(const Json& report) {
 std::string loss_scale(const Json& report) {
   const Json& scale = report.at("loss_scale");
   return scale.is_null() ? "" : members(scale, "Loss scale");
-}
-
-// "name value, name value" of an object, else the value.
-std::string on_one_line(const Json& value) {
-  if (!value.is_object()) return plain(value);
-  std::string text;
-  for (const auto& [key, item] : value.items())
-    text += (text.empty() ? "" : ", ") + key + " " + plain(item);
-  return text;
 }
 
 std::string stages(const Json& report) {
@@ -130,7 +130,8 @@ std::string render(const Json& report) {
           "\n";
   text += loss_scale(report) + members(report.at("batch"), "Batch") + stages(report);
   text += members(report.at("run"), "Whole run") + memory(report);
-  text += members(report.at("sotto"), "sotto") + left_to_host(report) + keys(report);
+  text += members(report.at("sotto"), "sotto") + members(report.at("outer"), "Outer steps") +
+          members(report.at("overlap"), "Overlap") + left_to_host(report) + keys(report);
   return text + lines(report.at("warnings"), "Warnings") + lines(report.at("notes"), "Notes");
 }
 

@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "core/config/keys.h"
 
@@ -132,6 +134,11 @@ TEST(ConfigKeys, NearMissesAreErrorsAndStrangersAreWarnings) {
               ElementsAre("quite_something_else: unknown key; it has no effect"));
   EXPECT_THAT(parse(R"({"fp16": {"quite_something_else": 1}})").warnings,
               ElementsAre("fp16.quite_something_else: unknown key; it has no effect"));
+  for (const std::string key : {"ema", "name", "ppo", "dp", "fp8", "fp32"}) {
+    EXPECT_THAT(parse("{\"" + key + "\": {\"decay\": 0.99}}").warnings,
+                ElementsAre(key + ": unknown key; it has no effect"));
+  }
+  EXPECT_THAT(error_of(R"({"bf6": {}})"), HasSubstr("is bf16 meant?"));
 }
 
 TEST(ConfigKeys, KeysOfAnotherTypeAreNamedAsTheirs) {
@@ -373,6 +380,20 @@ TEST(Config, WhatIsLeftToTheHostIsWarnedOfWhenItIsOn) {
                   HasSubstr("zero_optimization.cpu_offload: no effect")));
 }
 
+TEST(Config, ASchedulerBeginsAtItsStart) {
+  const auto with = [](const std::string& type, const std::string& params) {
+    return R"({"optimizer": {"type": "Adam"}, "scheduler": {"type": ")" + type +
+           R"(", "params": {)" + params + "}}}";
+  };
+  const std::string cycle = R"("cycle_min_lr": 0.1, "cycle_max_lr": 1, )";
+  for (const auto& [type, before] : std::map<std::string, std::string>{
+           {"WarmupLR", ""}, {"OneCycle", cycle}, {"LRRangeTest", ""}}) {
+    parse(with(type, before + R"("last_batch_iteration": -1)"));
+    EXPECT_THAT(error_of(with(type, before + R"("last_batch_iteration": 7)")),
+                HasSubstr("last_batch_iteration: found 7, allowed is a whole number -1"));
+  }
+}
+
 TEST(Config, PlaceholdersInTextsAreNamed) {
   for (const char* text :
        {R"({"train_batch_size": "${BATCH}"})", R"({"optimizer": {"type": "{{ opt }}"}})",
@@ -386,6 +407,16 @@ TEST(Config, RefusedByName) {
               HasSubstr("ZeRO stage 2"));
   EXPECT_THAT(error_of(R"({"amp": {"enabled": true}})"), HasSubstr("apex AMP is not supported"));
   EXPECT_THAT(error_of(R"({"bf16": {}, "bfloat16": {}})"), HasSubstr("leave bfloat16 out"));
+  for (const char* key : {"bf16_master_weights_and_grads", "bf16_optimizer_states"}) {
+    EXPECT_THAT(error_of(std::string(R"({"bf16": {")") + key + R"(": true}})"),
+                HasSubstr(std::string(key) + ": found true, allowed is false"));
+  }
+  EXPECT_THAT(parse(R"({"bf16": {"enabled": true, "check_grad_overflow": false,
+      "bf16_master_weights_and_grads": false, "bf16_optimizer_states": false}})")
+                  .warnings,
+              IsEmpty());
+  EXPECT_THAT(parse(R"({"bf16": {"check_grad_overflow": true}})").warnings,
+              ElementsAre(HasSubstr("check_grad_overflow: NaN or Inf in a gradient is an error")));
   EXPECT_THAT(
       error_of(R"({"optimizer": {"type": "OneBitAdam", "params": {"comm_backend_name": "hccl"}}})"),
       HasSubstr("found \"hccl\", allowed is one of nccl, mpi, compressed"));
