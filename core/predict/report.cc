@@ -36,7 +36,7 @@ struct Row {
   std::string refused;  // why it cannot run here; the rest is not filled in then
   AverageCosts averages;
   PeriodTimes times;
-  uint64_t tau_min = 1;
+  uint64_t tau_min = 1, period_min = 1;
   double outer = 0;
   uint64_t state_bytes = 0;
 };
@@ -58,6 +58,7 @@ class Predictor {
 
   uint64_t worthwhile_period(const Row& row) const;
   Ordered row_json(const Row& row) const;
+  Ordered bandwidth_that_hides(const Row& row) const;
   Ordered link_json() const;
   Ordered rates_json() const;
   Ordered every_step_json() const;
@@ -80,6 +81,9 @@ Result<Row> Predictor::row(const std::string& method, OuterConfig config) {
   SOTTO_ASSIGN(r.outer, costs_.boundary(method, r.config));
   SOTTO_ASSIGN(r.state_bytes, costs_.state_bytes(r.config));
   r.tau_min = smallest(r.averages.largest());
+  const uint64_t fragments = r.config.fragments.count;
+  r.period_min = std::max(r.tau_min, smallest(r.averages.total()));
+  r.period_min = (r.period_min + fragments - 1) / fragments * fragments;
   r.times = period_times({.period = r.config.schedule.period,
                           .delay = r.config.schedule.delay,
                           .step = request_.step_seconds,
@@ -157,6 +161,7 @@ Ordered Predictor::row_json(const Row& r) const {
   out["delay"] = s.delay;
   out["fragments"] = r.config.fragments.count;
   out["tau_min"] = r.tau_min;
+  out["period_min"] = r.period_min;
   out["average_ms"] = ms(r.averages.total());
   out["wire_ms"] = ms(r.averages.wire);
   out["kernels_ms"] = ms(r.averages.kernels);
@@ -171,6 +176,7 @@ Ordered Predictor::row_json(const Row& r) const {
                    : Ordered(needed_bandwidth(r.averages.largest_bits, request_.link.efficiency,
                                               s.delay, request_.step_seconds) *
                              1e-6);
+  out["bandwidth_mbit_that_hides"] = bandwidth_that_hides(r);
   out["payload_bytes_per_launch"] = r.averages.launch;
   out["payload_bytes_per_dense_launch"] = r.averages.dense_launch;
   out["payload_bytes_per_period"] = r.averages.payload;
@@ -179,6 +185,16 @@ Ordered Predictor::row_json(const Row& r) const {
       static_cast<double>(r.averages.payload) / static_cast<double>(s.period);
   out["memory_bytes"] = r.state_bytes;
   return out;
+}
+
+// Latency and kernels stay as they are. Null: no rate hides the averages, or several fragments
+// share the link.
+Ordered Predictor::bandwidth_that_hides(const Row& r) const {
+  if (r.config.fragments.count != 1) return nullptr;
+  const double rest = r.averages.largest() - request_.link.seconds_of(r.averages.largest_bits);
+  const double room = static_cast<double>(r.config.schedule.delay) * request_.step_seconds - rest;
+  if (room <= 0) return nullptr;
+  return r.averages.largest_bits / (request_.link.efficiency * room) * 1e-6;
 }
 
 Ordered Predictor::link_json() const {

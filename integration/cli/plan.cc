@@ -62,6 +62,8 @@ std::string milliseconds(const Json& value) {
   return number(value.get<double>() / 1000) + " s";
 }
 
+std::string rate_text(const Json& value) { return number(value, "%.6g"); }
+
 std::string percent(const Json& value) { return number(value.get<double>() * 100) + " %"; }
 
 // Bytes with a unit that leaves at most four digits in front of the point.
@@ -107,8 +109,12 @@ std::string own(const Json& report) {
   const bool late = row.at("exposed_ms_per_period").get<double>() > 0;
   if (!late) return text + "  Its averages are hidden.\n";
   if (row.at("delay") == 0) return text + "  It waits for every average: its delay is 0.\n";
-  return text + "  A delay of " + plain(row.at("tau_min")) + " steps, or " +
-         number(row.at("bandwidth_mbit_needed")) + " Mbit/s, would hide its averages.\n";
+  text += "  A delay of " + plain(row.at("tau_min")) + " steps";
+  if (row.at("period_min") > row.at("period"))
+    text += " and a period of " + plain(row.at("period_min"));
+  const Json& rate = row.at("bandwidth_mbit_that_hides");
+  if (!rate.is_null()) text += ", or " + rate_text(rate) + " Mbit/s,";
+  return text + " would hide its averages.\n";
 }
 
 std::string methods(const Json& report) {
@@ -145,7 +151,7 @@ std::string take(const Json& report) {
 std::string render_plan(const Json& report) {
   const Json& link = report.at("link");
   std::string text = plain(report.at("params")) + " parameters, " + plain(report.at("ranks")) +
-                     " ranks, " + number(link.at("bandwidth_mbit")) + " Mbit/s of which " +
+                     " ranks, " + rate_text(link.at("bandwidth_mbit")) + " Mbit/s of which " +
                      percent(link.at("efficiency")) + " carry messages, latency " +
                      milliseconds(link.at("latency_ms")) + ", steps of " +
                      milliseconds(report.at("step_ms")) + "\n";

@@ -1,5 +1,6 @@
 // Predictions: the specification's formulas and numbers, what is refused, and a report's
 // arithmetic.
+#include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -300,6 +301,33 @@ TEST(PredictReport, Arithmetic) {
   EXPECT_NEAR(blocking.at("period_ms"), 48 * 20 + wire + 1 + 6, 1e-6 * wire);
   EXPECT_EQ(blocking.at("hidden"), 0);
   EXPECT_TRUE(blocking.at("bandwidth_mbit_needed").is_null());
+}
+
+// Which rate hides a late average: latency and kernels are not shorter then.
+TEST(PredictReport, TheRateThatHides) {
+  const auto own = [](const std::string& params, double step_ms, const std::string& config) {
+    return report_of(fmt::format(R"({{"params": {}, "ranks": 4, "bandwidth_mbit": 10000,
+                                      "latency_ms": 0.1, "step_ms": {}, "config": {{{}}},
+                                      "rates": {{"fp32": 1, "onebit": 1, "outer": 0}}}})",
+                                 params, step_ms, config))
+        .at("configuration");
+  };
+  const std::string co2 = R"("preset": "co2", "codec": "onebit", "period": )";
+  const Json one = own("25000000", 9, co2 + "3");
+  EXPECT_GT(one.at("exposed_ms_per_period"), 0);
+  EXPECT_EQ(one.at("period_min"), one.at("tau_min"));
+  EXPECT_GT(one.at("period_min"), one.at("period"));
+  const double rate = one.at("bandwidth_mbit_that_hides"), needed = one.at("bandwidth_mbit_needed");
+  EXPECT_GT(rate, needed);
+  const double sent = needed * 27, rest = one.at("average_ms").get<double>() - sent / 10000;
+  EXPECT_NEAR(sent / rate + rest, 27, 1e-6);
+  // The kernels alone take 25 ms.
+  EXPECT_TRUE(own("25000000", 9, co2 + "1").at("bandwidth_mbit_that_hides").is_null());
+  const Json four = own("[9000000, 8000000, 5000000, 3000000]", 10,
+                        R"("preset": "streaming_diloco", "period": 8, "delay": 1, "fragments": 4)");
+  EXPECT_TRUE(four.at("bandwidth_mbit_that_hides").is_null());
+  EXPECT_EQ(four.at("period_min").get<uint64_t>() % 4, 0u);
+  EXPECT_GE(four.at("period_min").get<double>() * 10, 1.1 * four.at("average_ms").get<double>());
 }
 
 // Given rates are used and nothing is measured: the report is the same every time.

@@ -116,6 +116,15 @@ class Config(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertRegex(done.stdout, r"update 100 +1\.0 +\(peak\) betas 0\.8, 0\.99\n")
 
+    def test_outer_steps_and_overlap(self):
+        done = self.config('{"optimizer": {"type": "AdamW"}, "sotto": {"hierarchy": "auto", "outer": {"preset": "co2", "codec": "int8"}}}')
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for line in (r"Outer steps:\n", r"  penalty +gap_ema\n", r"  codec +block 256, .*type int8\n", r"  period +48\n", r"  hierarchy +auto\n"):
+            self.assertRegex(done.stdout, line)
+        done = self.config('{"optimizer": {"type": "AdamW"}, "sotto": {"overlap": {}}}')
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stdout, r"\nOverlap:\n(  .*\n)*  unused +error\n")
+
     def test_batch_equation(self):
         self.assertEqual(self.config('{"train_batch_size": 8, "optimizer": {"type": "Adam"}}', "--world-size", "4").returncode, 0)
         done = self.config('{"train_batch_size": 9, "optimizer": {"type": "Adam"}}', "--world-size", "4")
@@ -191,9 +200,9 @@ class Plan(unittest.TestCase):
         self.assertTrue(any(line.startswith("configuration onebit 1 1 ") for line in lines), done.stdout)
 
     def test_late_and_hidden(self):
-        # 375 kB of 4 million parameters' bits twice 3/4, 63 ms of 100 Mbit/s.
+        # 375 kB of 4 million parameters' bits twice 3/4, 63 ms of 100 Mbit/s; kernels as they are here now.
         late = self.plan(CO2 % 1, "--params", "4000000")
-        self.assertRegex(late.stdout, r"A delay of [0-9]+ steps, or 3[0-9]{2} Mbit/s, would hide its averages")
+        self.assertRegex(late.stdout, r"A delay of ([0-9]+) steps and a period of \1(, or [0-9.]{3,} Mbit/s,)? would hide its averages")
         self.assertIn("Its averages are hidden.", self.plan(CO2 % 1000, "--params", "4000000").stdout)
         blocking = self.plan('{"preset": "diloco"}')
         self.assertIn("It waits for every average: its delay is 0.", blocking.stdout)
