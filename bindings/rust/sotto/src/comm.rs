@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use std::fmt;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
 use sotto_sys as sys;
@@ -15,7 +15,7 @@ use crate::call::microseconds;
 use crate::callback;
 use crate::context::{Context, UniqueId};
 use crate::error::{Error, Result, Status};
-use crate::library::{self, c_text, check, text_of};
+use crate::library::{self, c_text, check, last_error, text_of};
 use crate::owner::Owner;
 
 type AllGather<'a> = Box<dyn FnMut(&[u8], &mut [u8]) -> Result<()> + Send + 'a>;
@@ -160,7 +160,7 @@ impl Shared {
     }
 
     /// Waits for other threads' calls. Errors: `InvalidState` (inside a callback; this thread has a
-    /// group open), where waiting would not end.
+    /// group open; fork), where waiting would not end.
     pub(crate) fn locked(&self) -> Result<One<'_>> {
         if callback::inside() {
             return Err(Error::new(Status::InvalidState, "called inside a callback"));
@@ -172,9 +172,26 @@ impl Shared {
                 "this thread has a group open on this comm: start or drop it first",
             ));
         }
-        let lock = self.lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let lock = match self.lock.try_lock() {
+            Err(TryLockError::WouldBlock) => {
+                self.check_process()?;
+                self.lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+            }
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Ok(lock) => lock,
+        };
         self.holder.store(me, Ordering::Relaxed);
         Ok(One { shared: self, _lock: lock })
+    }
+
+    /// The thread that has the lock is not in the child of a fork.
+    fn check_process(&self) -> Result<()> {
+        let mut rank = 0;
+        let code = unsafe { (self.api().sotto_comm_rank)(self.owner.raw(), &mut rank) };
+        if code == sys::SOTTO_E_INVALID_STATE {
+            return Err(last_error(self.api(), code));
+        }
+        Ok(())
     }
 }
 

@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Barrier;
 use std::time::Duration;
 
 use common::{alone, context, launched, program, ranks, text, LIMIT};
@@ -21,6 +22,7 @@ extern "C" {
     fn fork() -> i32;
     fn waitpid(process: i32, status: *mut i32, options: i32) -> i32;
     fn _exit(code: i32) -> !;
+    fn alarm(seconds: u32) -> u32;
 }
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
@@ -259,8 +261,32 @@ fn a_thousand_cycles_leave_nothing_behind() {
     assert!(text(&run).contains("KiB more"), "{}", text(&run));
 }
 
+/// What the child has ended with, of a fork while another thread has the comm.
+fn forked_beside_a_thread(comm: &Comm) -> i32 {
+    let (taken, forked) = (Barrier::new(2), Barrier::new(2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let _group = comm.group().unwrap();
+            taken.wait();
+            forked.wait();
+        });
+        taken.wait();
+        let pid = unsafe { fork() };
+        if pid == 0 {
+            unsafe { alarm(30) };
+            let told = comm.barrier(()).err().map(|error| error.status);
+            unsafe { _exit(i32::from(told != Some(Status::InvalidState))) };
+        }
+        forked.wait();
+        let mut status = -1;
+        unsafe { waitpid(pid, &mut status, 0) };
+        status
+    })
+}
+
 fn forks() {
     let comm = alone();
+    println!("the child beside a thread said {}", forked_beside_a_thread(&comm));
     let op = comm.all_reduce(vec![1.0f32; 8], ()).unwrap();
     let pid = unsafe { fork() };
     if pid == 0 {
@@ -278,6 +304,7 @@ fn forks() {
 #[test]
 fn a_forked_child_is_told() {
     let run = program("forks").output().unwrap();
+    assert!(text(&run).contains("the child beside a thread said 0"), "{}", text(&run));
     assert!(text(&run).contains("the child said 0"), "{}", text(&run));
 }
 
