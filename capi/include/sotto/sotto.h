@@ -1487,9 +1487,9 @@ typedef struct sotto_outer_info {
   uint64_t round;         /* averages consumed, of all fragments */
   uint64_t next_boundary; /* inner steps until something happens */
   uint32_t fragments;
-  uint32_t in_flight;  /* averages launched and not consumed */
-  uint32_t votes;      /* of all ranks, with the last average */
-  uint32_t not_finite; /* ranks with NaN or Inf, which the last average has left out */
+  uint32_t in_flight;   /* averages launched and not consumed */
+  uint32_t votes;       /* of all ranks, with the last average */
+  uint32_t not_finite;  /* ranks with NaN or Inf, which the last average has left out */
   double lambda;        /* staleness penalty: what a late average was divided by */
   double gap;           /* length of the anchor's update that the average had missed */
   double unit;          /* what the gap is compared with */
