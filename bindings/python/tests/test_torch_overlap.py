@@ -456,6 +456,30 @@ def test_a_failed_round_says_nothing_of_gradients():
     thread_ranks(2, body)
 
 
+def test_an_evaluation_inside_a_round_leaves_it_alone():
+    """As of a thread that acts while another one learns."""
+
+    def body(comm):
+        net = model()
+
+        def evaluates(_):
+            thread = threading.Thread(target=torch.no_grad()(net), args=(batch(0, 5),))
+            thread.start()
+            thread.join()
+
+        net[4].weight.register_hook(evaluates)
+        with st.Overlap(net, comm=comm, **SMALL) as overlap:
+            for step in range(2):
+                net.zero_grad()
+                loss_of(net, comm.rank, step).backward()
+            found = [p.grad for p in net.parameters()]
+            for a, b in zip(found, means(model(), 2, 1)):
+                torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+            assert overlap.info().rounds == 2
+
+    thread_ranks(2, body)
+
+
 def test_a_round_that_was_interrupted_can_be_waited_for(monkeypatch):
     def body(comm):
         net = model()

@@ -419,15 +419,14 @@ class Overlap:
             self._overlap.withdraw(reason)
 
     def _before_forward(self) -> None:
-        if in_backward():
-            return  # a checkpoint computes it again
+        if in_backward() or not torch.is_grad_enabled():
+            return  # a checkpoint computes it again; an evaluation, perhaps of another thread
         with self._lock:
-            if self._open and self._syncs:  # the backward() before has not ended well
-                self._give_up(_FAILED)
-            if torch.is_grad_enabled():
-                if self._syncs:
-                    self._forget_withdrawn()
-                self._params.follow()
+            if self._syncs:
+                if self._open:  # the backward() before has not ended well
+                    self._give_up(_FAILED)
+                self._forget_withdrawn()
+            self._params.follow()
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         params = (p for group in optimizer.param_groups for p in group["params"])
