@@ -12,7 +12,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 
 import sotto.torch
 
-FULL_PRECISION, COMPRESSED, LOCAL, SKIPPED = "full precision", "compressed", "local", "skipped"
+FULL_PRECISION, COMPRESSED, LOCAL = "full precision", "compressed", "local"
+OUTER, SKIPPED = "outer", "skipped"
 
 
 class Sent(NamedTuple):

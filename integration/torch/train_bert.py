@@ -81,6 +81,7 @@ class Trainer:
         self.before = self.variant.sent()
         if options.resume:
             self._resume(Path(options.resume))
+            self.before = self.variant.sent()
         if options.save:
             ranks.together("making the directory of --save", self._make_save_directory)
         self.log = logs.Log(None, None)
@@ -105,7 +106,8 @@ class Trainer:
     def clock_start(self) -> None:
         """Behind a barrier."""
         self.ranks.barrier()
-        self.before = self.variant.sent()
+        if not self.variant.has_outer:  # whose averages travel meanwhile
+            self.before = self.variant.sent()
         if self.options.interface:
             self.interface = interface_bytes("self", self.options.interface)
         self.last_ns = time.monotonic_ns()
@@ -128,6 +130,26 @@ class Trainer:
             self.shape, self.options.seed, number, self.ranks.rank, self.micro_batch
         )
 
+    def _count_bytes(self) -> int:
+        """Adds what was sent since the last time; the payload."""
+        totals, sent, before = self.totals, self.variant.sent(), self.before
+        totals.payload += sent.payload - before.payload
+        totals.planned += sent.planned - before.planned
+        totals.header += sent.header - before.header
+        self.before = sent
+        return sent.payload - before.payload
+
+    def flush(self) -> None:
+        """Behind the last step, on the clock as a part of it."""
+        if not self.variant.has_outer:
+            return
+        self.variant.flush()
+        self._count_bytes()
+        now = time.monotonic_ns()
+        self.totals.running_ns += now - self.last_ns
+        self.totals.calls_ns += now - self.last_ns
+        self.last_ns = now
+
     def train_step(self) -> bool:
         """Whether the parameters were updated."""
         totals, variant = self.totals, self.variant
@@ -137,12 +159,7 @@ class Trainer:
         stage = stage if result.applied else SKIPPED
         totals.step += result.applied
         totals.skipped += not result.applied
-        sent = variant.sent()
-        payload = sent.payload - self.before.payload
-        totals.payload += payload
-        totals.planned += sent.planned - self.before.planned
-        totals.header += sent.header - self.before.header
-        self.before = sent
+        payload = self._count_bytes()
         end = time.monotonic_ns()
         step_ns, self.last_ns = end - self.last_ns, end
         totals.running_ns += step_ns
@@ -172,8 +189,12 @@ class Trainer:
     def train(self) -> None:
         """Up to --steps."""
         options, totals = self.options, self.totals
-        if totals.step < options.steps:
+        outer = self.variant.has_outer
+        if totals.step < options.steps or outer:
             self.clock_start()
+        if totals.step == options.steps and outer:  # the checkpoint is that of before the flush
+            self.flush()
+            self.clock_stop()
         while totals.step < options.steps:
             if not self.train_step():
                 continue
@@ -183,10 +204,16 @@ class Trainer:
             save = options.save and (last or (every and totals.step % every == 0))
             if not due and not save:
                 continue
+            if last and save and outer:  # with averages under way: the run can be made longer
+                self.clock_stop()
+                self.save(Path(options.save))
+                self.clock_start()
+            if last:
+                self.flush()
             self.clock_stop()
             if due:
                 self.evaluate_subset()
-            if save:
+            if save and not (last and outer):
                 self.save(Path(options.save))
             if not last:
                 self.clock_start()
@@ -212,7 +239,8 @@ class Trainer:
         if not self.eval_batches:
             self.eval_batches = self._eval_batches(False, self.options.eval_sequences)
         totals = self.totals
-        totals.eval_loss = self.evaluate(self.eval_batches)
+        with self.variant.evaluation():
+            totals.eval_loss = self.evaluate(self.eval_batches)
         record = {"step": totals.step, "samples": totals.batches * self.batch_size}
         self.log.write(
             {**record, "clock_s": totals.running_ns / 1e9, "eval_loss": totals.eval_loss}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from hooks import (
     COMPRESSED,
     FULL_PRECISION,
     LOCAL,
+    OUTER,
     GlooHook,
     OnebitHook,
     PowerSgdHook,
@@ -35,8 +36,6 @@ from torch.nn.parallel import DistributedDataParallel
 import sotto
 import sotto.deepspeed
 from sotto.deepspeed import files
-
-COMPRESSING = ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
 
 
 class Result(NamedTuple):
@@ -68,11 +67,9 @@ class SottoEngine:
         self, model: Bert, configuration: Configuration, ranks: Ranks, options: Any
     ) -> None:
         assert ranks.comm is not None
-        config = configuration.file
-        if (configuration.report["optimizer"] or {}).get("type") in COMPRESSING:
-            # A checkpoint continues bit for bit, unless the file wants one of another kind.
-            section = config.get("sotto") or {}
-            config = {**config, "sotto": {"checkpoint": "exact", **section}}
+        config, self.has_outer = configuration.file, configuration.report["outer"] is not None
+        # A checkpoint continues bit for bit, unless the file wants one of another kind.
+        config = {**config, "sotto": {"checkpoint": "exact", **(config.get("sotto") or {})}}
         self.comm = ranks.comm
         self.engine, self.optimizer, _, _ = sotto.deepspeed.initialize(
             model=model, model_parameters=model.groups(), config=config, comm=self.comm
@@ -91,6 +88,8 @@ class SottoEngine:
         way to W - 1 of W ranks; compressed is one bit; between two synchronisations 0/1 Adam sends
         nothing, or a few bytes."""
         info, world = self.optimizer.info(), self.comm.size
+        if self.has_outer:
+            return OUTER if info.payload_bytes_next_step else LOCAL
         if world == 1:
             return FULL_PRECISION if info.stage == 0 else COMPRESSED
         ways = 2.0 * (world - 1) / world
@@ -127,6 +126,22 @@ class SottoEngine:
         mean = sum(losses) / len(losses)
         return Result(mean, self.engine.was_step_applied(), calls_ns, kernel_ns)
 
+    @contextlib.contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Inside, parameters are what all ranks have alike: with outer steps the anchor."""
+        if not self.has_outer:
+            yield
+            return
+        with contextlib.closing(self.optimizer.outer()) as outer, outer.evaluation():
+            yield
+
+    def flush(self) -> None:
+        """The end of a training with outer steps: what was not averaged yet is, and the anchor
+        becomes the parameters. Collective."""
+        if self.has_outer:
+            with contextlib.closing(self.optimizer.outer()) as outer:
+                outer.flush().wait()
+
     def sent(self) -> Sent:
         """Counted at the transport, and as the plans said before."""
         c = self.comm.counters()
@@ -148,7 +163,7 @@ class SottoEngine:
 class DdpLamb:
     """DistributedDataParallel with a hook, and LAMB without Sotto."""
 
-    uses_sotto, uses_gloo = False, True
+    uses_sotto, uses_gloo, has_outer = False, True, False
     hook_class: type[GlooHook] = GlooHook
 
     def __init__(
@@ -160,6 +175,8 @@ class DdpLamb:
             raise ConfigError(f"optimizer.type is {kind}; --variant ddp.. need Lamb")
         if report["loss_scale"] is not None or report["sotto"]["gradient_codec"] is not None:
             raise ConfigError("--variant ddp.. know neither fp16 nor sotto.gradient_codec")
+        if report["outer"] is not None:
+            raise ConfigError("--variant ddp.. have no sotto.outer, they average in every step")
         lr = report["optimizer"]["params"]["lr"]
         self.lamb = Lamb(model.groups(), report, Schedule(configuration.file.get("scheduler"), lr))
         self.ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -211,6 +228,13 @@ class DdpLamb:
         calls_ns = end - self.gradients_done_ns
         kernel_ns = min(self.hook.kernel_ns() - kernels, calls_ns)
         return Result(sum(losses) / len(losses), True, calls_ns, kernel_ns)
+
+    def evaluation(self) -> contextlib.AbstractContextManager[None]:
+        """Parameters are alike on all ranks after any step."""
+        return contextlib.nullcontext()
+
+    def flush(self) -> None:
+        """Every step has its average."""
 
     def sent(self) -> Sent:
         """In steps so far."""

@@ -9,6 +9,8 @@ from pathlib import Path
 import warm
 from ranks import ROOT, sotto_run
 
+import sotto
+
 TRAINER = ROOT / "integration/torch/train_bert.py"
 IN_TURN = TRAINER.with_name("tests") / "in_turn.py"
 CONFIGS = ROOT / "integration/configs"
@@ -32,7 +34,7 @@ def write_text(folder):
 
 def write_config(folder, name, **changes):
     """A configuration of integration/configs on a schedule of 20 steps, frozen after 4."""
-    config = json.loads((CONFIGS / f"{name}.json").read_text(encoding="utf-8"))
+    config = sotto.config_resolve(CONFIGS / f"{name}.json")
     config["scheduler"]["params"].update(warmup_num_steps=3, total_num_steps=200)
     if "freeze_step" in config["optimizer"]["params"]:
         config["optimizer"]["params"]["freeze_step"] = 4

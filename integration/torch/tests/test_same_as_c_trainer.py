@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed in this Python")
 
-from launched import SMALL, read_json, read_log, train_well, write_config, write_text
+from launched import SMALL, read_json, read_log, train, train_well, write_config, write_text
 from ranks import sotto_run
 
 C_TRAINER = Path(sotto_run()).with_name("sotto-c-trainer")
@@ -81,3 +81,40 @@ def test_the_run_goes_on_alike(tmp_path, name):
     for key in ("payload_bytes_sent", "payload_bytes_planned"):
         assert mine[key] == c[key], key
     assert set(mine) >= set(c) - {"blas_kernels", "payload_bytes_between_hosts"}
+
+
+@pytest.mark.parametrize("name", ["local_sgd", "co2_lamb"])
+def test_outer_steps_are_evaluated_and_end_alike(tmp_path, name):
+    """An evaluation is of the anchor, and the end of a training averages what was not averaged: a
+    rank's own parameters have other losses. A run that is resumed goes on with averages under way,
+    and also where it had ended."""
+    text, config = write_text(tmp_path), write_config(tmp_path, name)
+    words = (*SMALL, "--data", text, "--eval-every", "5")
+    (c_log, c), (log, mine) = both(tmp_path, config, *words, "--steps", "14")
+    assert len(log) == len(c_log) == 17
+    for a, b in zip(log, c_log):
+        key = "eval_loss" if "eval_loss" in a else "loss"
+        assert a[key] == pytest.approx(b[key], rel=2e-5)
+        assert a.get("stage") == b.get("stage")
+    assert {a["stage"] for a in log if "stage" in a} == {"local", "outer"}
+    for key in ("val_loss", "eval_loss"):
+        assert mine[key] == pytest.approx(c[key], rel=2e-5), key
+    for key in ("payload_bytes_sent", "payload_bytes_planned"):
+        assert mine[key] == c[key], key
+    assert mine["payload_bytes_sent"] == mine["payload_bytes_planned"]
+    summary, save = tmp_path / "resumed", tmp_path / "save"
+    outputs = ("--deepspeed_config", config, "--summary", summary, "--save", save)
+    train_well(*outputs, *words, "--steps", "7")
+    for _ in range(2):
+        train_well(*outputs, *words, "--steps", "14", "--resume", save)
+        resumed = read_json(summary)
+        assert resumed["params_hash"] == mine["params_hash"]
+        assert resumed["wall_s"] < 60
+
+
+def test_ddp_refuses_outer_steps(tmp_path):
+    """Its LAMB averages gradients in every step."""
+    text, config = write_text(tmp_path), write_config(tmp_path, "local_sgd")
+    run = train("--deepspeed_config", config, "--variant", "ddp", *SMALL, "--data", text)
+    assert run.returncode == 1
+    assert "--variant ddp.. have no sotto.outer" in run.stderr
