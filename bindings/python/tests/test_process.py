@@ -282,6 +282,66 @@ def test_ctrl_c_ends_a_wait(what, said):
     assert process.returncode == 0, err
 
 
+LEFT_BEHIND = """
+import io, signal, threading
+import numpy as np, sotto
+from sotto.optim import Optimizer
+signal.signal(signal.SIGINT, signal.default_int_handler)
+unique_id, others = sotto.UniqueId(), []
+def rank(number, kind, **hyper):
+    mine = unique_id if number == 0 else bytes(unique_id)
+    comm = sotto.create_comm(rank=number, world_size=2, unique_id=mine, timeout=60)
+    x = np.ones(100, np.float32)
+    optimizer = Optimizer([(x, x.copy())], kind=kind, lr=0.1, comm=comm, **hyper)
+    for _ in range(6):
+        optimizer.step().wait()
+    return optimizer
+def left(call, *arguments, **hyper):
+    thread = threading.Thread(target=lambda: others.append(rank(1, *arguments, **hyper)))
+    thread.start()
+    optimizer = rank(0, *arguments, **hyper)
+    thread.join()
+    print("waiting", flush=True)
+    try:
+        call(optimizer)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    call(others[0])
+    for thread in threading.enumerate():
+        if thread.name == "sotto-call":  # it goes on until the other rank has come
+            thread.join()
+def write():
+    files, written = [io.BytesIO(), io.BytesIO()], []
+    def call(optimizer):
+        try:
+            optimizer.write_state(files[optimizer._comm.rank], "mean")
+        finally:
+            written.append(files[0].tell())
+    left(call, "OneBitAdam", freeze_step=1)
+    print(written[0] == files[0].tell() < files[1].tell())
+def freeze():
+    hyper = {{"var_freeze_step": 1, "local_step_scaler": 1, "local_step_clipper": 8}}
+    left(lambda o: o.set_frozen([True]), "ZeroOneAdam", **hyper)
+{what}()
+"""
+
+
+@pytest.mark.parametrize(("what", "said"), [("write", "True\n"), ("freeze", "")])
+def test_ctrl_c_ends_a_collective_of_an_optimizer(what, said):
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", LEFT_BEHIND.format(what=what)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "waiting\n"
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=100)
+    assert out == "interrupted\n" + said, err
+    assert process.returncode == 0, err
+
+
 LEFT = """
 import sys
 import numpy as np, sotto

@@ -236,9 +236,14 @@ class Optimizer(Registered):
         step: ProtocolError (ranks have frozen other params).
         """
         flags = (c.c_uint8 * len(frozen))(*frozen)
+        handle = self._handle
         await_current_stream(self.cuda)
-        with self._comm._lock:
-            self._comm._call("sotto_optim_set_frozen", self._handle, flags, len(flags))
+
+        def work() -> None:
+            with self._comm._lock:
+                self._comm._call("sotto_optim_set_frozen", handle, flags, len(flags))
+
+        interruptible(work)
 
     def set(self, name: str, value: float, group: int = -1) -> None:
         """Sets "lr" (NaN: the schedule again), "weight_decay", "scheduler_iteration" and the like.
@@ -278,6 +283,7 @@ class Optimizer(Registered):
     def write_state(self, file: Any, mode: str = "configured") -> None:
         """Writes what export_state() gives to a binary file, without having it in memory.
 
+        On the main thread file.write() is called from another one, while this one sees Ctrl-C.
         Errors: those of export_state() and of file.write().
         """
         self._check_live("write_state()")
@@ -287,17 +293,24 @@ class Optimizer(Registered):
 
         def write(_: Any, data: int, n: int) -> int:
             try:
-                file.write((c.c_char * n).from_address(data))
+                if not failed:
+                    file.write((c.c_char * n).from_address(data))
             except BaseException as error:  # raised below, outside of C
                 failed.append(error)
             return len(failed)
 
-        function = abi.WriteFn(write)
+        function, handle = abi.WriteFn(write), self._handle
+
+        def work() -> None:
+            self._comm._call("sotto_optim_state_write", handle, number, function, None)
+
         try:
-            self._comm._call("sotto_optim_state_write", self._handle, number, function, None)
+            interruptible(work)
         except SottoError:
             if not failed:
                 raise
+        except BaseException as error:  # an interrupt: what goes on writes nothing more
+            failed.append(error)
         if failed:
             raise failed[0]
 
