@@ -168,6 +168,30 @@ def test_a_loop_goes_on_behind_a_step_that_has_failed(inside):
     thread_ranks(2, body)
 
 
+def test_an_exception_behind_backward_leaves_the_step_as_it_is():
+    """It has begun on all ranks, and the rank that fails does not come to step()."""
+
+    def body(comm):
+        net, other = model(), model()
+        optimizer = st.AdamW(net.parameters(), lr=0.01, comm=comm)
+        plain = st.AdamW(other.parameters(), lr=0.01, comm=comm)
+        with st.Overlap(net, optimizer=optimizer) as overlap:
+            for step in range(4):
+                with contextlib.suppress(ValueError), overlap.round():
+                    backward(net, optimizer, comm, step)
+                    if step == 1 and comm.rank == 1:
+                        raise ValueError("a log cannot be written")
+                    optimizer.step()
+                backward(other, plain, comm, step)
+                plain.step()
+            assert overlap.info().rounds == 4
+        assert (flat(net) == flat(other)).all()
+        optimizer.close()
+        plain.close()
+
+    thread_ranks(2, body)
+
+
 def test_gradients_cannot_change_inside_a_round():
     def body(comm):
         net = model()

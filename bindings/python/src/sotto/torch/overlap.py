@@ -159,7 +159,7 @@ class Overlap:
         self._observes = settings["order"] == "observed"
         self._work: Work | None = None
         self._open = False  # gradients of a round are being computed
-        self._withdrawn = False  # this rank has given up the round that is not waited for yet
+        self._dropped = False  # this rank has given up the round that is not waited for yet
         self._rounds = 0  # that have begun
         self._syncs = True
         self._may_begin: Callable[[], bool] = lambda: True  # asked beside no_sync()
@@ -279,7 +279,7 @@ class Overlap:
         self._follow_optimizer()
         self._work = self._overlap.begin()
         self._open = True
-        self._withdrawn = self._nested = False
+        self._dropped = self._nested = False
         self._rounds += 1
         self._sent = []
         self._learn_buckets()
@@ -327,12 +327,12 @@ class Overlap:
         again = index not in self._missing and number not in self._passes and not self._nested
         if self._open and again and not inside_backward():
             self._give_up(_FAILED)
-        self._forget_withdrawn()
+        self._forget_dropped()
 
-    def _forget_withdrawn(self) -> None:
+    def _forget_dropped(self) -> None:
         """Waits for the round that this rank has given up: the next one is as any."""
-        if self._work is not None and self._withdrawn:
-            with contextlib.suppress(Exception):  # it was raised where it was given up
+        if self._work is not None and self._dropped:
+            with contextlib.suppress(Exception):  # an error was raised where it was given up
                 self._wait()
 
     def _hand_over(self, index: int, p: torch.Tensor) -> None:
@@ -414,7 +414,7 @@ class Overlap:
 
     def _give_up(self, reason: str) -> None:
         """The open round ends with CancelledError on all ranks, for whoever waits for it."""
-        self._open, self._withdrawn = False, True
+        self._open, self._dropped = False, True
         with contextlib.suppress(InvalidStateError):  # it has ended already
             self._overlap.withdraw(reason)
 
@@ -425,7 +425,7 @@ class Overlap:
             if self._syncs:
                 if self._open:  # the backward() before has not ended well
                     self._give_up(_FAILED)
-                self._forget_withdrawn()
+                self._forget_dropped()
             self._params.follow()
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -511,7 +511,8 @@ class Overlap:
     def round(self) -> Iterator[None]:
         """Around forward() and backward(): an exception inside ends the round on all ranks at once.
 
-        Also where this rank has not begun it, since the others have, or will.
+        Also where this rank has not begun it, since the others have, or will. A step whose
+        backward() has ended is made, on all ranks.
         """
         rounds = self._rounds
         try:
@@ -519,12 +520,13 @@ class Overlap:
         except BaseException as error:
             with self._lock:
                 if self._rounds == rounds and self._is_due() and not self._overlap.closed:
-                    self._forget_withdrawn()
+                    self._forget_dropped()
                     with contextlib.suppress(Exception):
                         if self._work is None:
                             self._begin()
                 if self._open:
                     self._give_up(f"{type(error).__name__}: {error}")
+                self._dropped = True  # a step that has begun is made, on all ranks
             raise
 
     @contextlib.contextmanager
