@@ -234,6 +234,17 @@ def test_settings_during_training():
         assert problem.optimizer.info().lr == 0.01
         with pytest.raises(sotto.InvalidArgumentError, match="colour"):
             problem.optimizer.set("colour", 1)
+        problem.optimizer.set("lr", np.array(0.25, f32), np.int64(0))
+        assert problem.optimizer.info().lr == 0.25
+        for value, group, text in (
+            ("0.5", 0, "lr is '0.5'; allowed: a number"),
+            (None, 0, "lr is None"),
+            (0.5, 2**32, "group is 4294967296; allowed: a whole number from -1"),
+            (0.5, 0.0, "group is 0.0"),
+        ):
+            with pytest.raises(sotto.InvalidArgumentError, match=text):
+                problem.optimizer.set("lr", value, group)
+        assert problem.optimizer.info().lr == 0.25
         problem.close()
 
 

@@ -104,6 +104,11 @@ def test_events_and_evaluation():
         outer.set(lr=0.1, loss=2.0, weight=1)
         with pytest.raises(sotto.InvalidArgumentError, match=r"weight is 0.5; allowed: 0 or 1"):
             outer.set(weight=0.5)
+        with pytest.raises(sotto.InvalidArgumentError, match="loss is '2'; allowed: a number"):
+            outer.set(loss="2")
+        for bits in (-1, 2**32, 1.0):
+            with pytest.raises(sotto.InvalidArgumentError, match=f"bits is {bits}; allowed: a who"):
+                outer.vote(bits)
         for _ in range(4):
             outer.step().wait()
         assert outer.info().votes == 3

@@ -23,6 +23,7 @@ REDUCTIONS = {
 
 
 INT32 = (-(2**31), 2**31 - 1)
+UINT32 = (0, 2**32 - 1)
 UINT64 = (0, 2**64 - 1)
 
 
@@ -37,6 +38,14 @@ def whole_number(value: Any, what: str, low: int, high: int) -> int:
             f"{what} is {value!r}; allowed: a whole number from {low} to {high}"
         )
     return number
+
+
+def real_number(value: Any, what: str) -> float:
+    """A setting, of any type that is a number. Errors: InvalidArgumentError (names it)."""
+    try:
+        return c.c_double(value).value
+    except TypeError:
+        raise InvalidArgumentError(f"{what} is {value!r}; allowed: a number") from None
 
 
 def call_options(

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 
 from . import _abi as abi
 from ._buffers import Buffers, View, buffer_of, view_of
+from ._call import INT32, real_number, whole_number
 from ._frameworks import await_current_stream, bytes_of_bools
 from ._json import json_text
 from ._lib import interruptible, library
@@ -252,7 +253,8 @@ class Optimizer(Registered):
         Errors: InvalidArgumentError, BusyError (step in flight), InvalidStateError (eps of a frozen
         variance).
         """
-        self._lib.call("sotto_optim_set", self._handle, name.encode(), group, value)
+        number, index = real_number(value, name), whole_number(group, "group", -1, INT32[1])
+        self._lib.call("sotto_optim_set", self._handle, name.encode(), index, number)
 
     def info(self) -> Info:
         """Hot figures. Errors: BusyError (step in flight)."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from . import _abi as abi
+from ._call import UINT32, real_number, whole_number
 from ._frameworks import await_current_stream
 from ._handle import HandleOwner
 from ._registered import Registered
@@ -223,16 +224,16 @@ class Outer(Registered):
         Errors: InvalidArgumentError, InvalidStateError (lr, retune), BusyError.
         """
         values = {"lr": lr, "loss": loss, "weight": weight, "retune": 1 if retune else None}
-        for name, value in values.items():
-            if value is not None:
-                self._lib.call("sotto_outer_set", self._handle, name.encode(), value)
+        numbers = {k: real_number(value, k) for k, value in values.items() if value is not None}
+        for name, number in numbers.items():
+            self._lib.call("sotto_outer_set", self._handle, name.encode(), number)
 
     def vote(self, bits: int) -> None:
         """Bits that travel with the next average; info().votes has those of all ranks, or-ed.
 
-        Errors: BusyError (step in flight).
+        Errors: InvalidArgumentError (not 0 to 2**32 - 1), BusyError (step in flight).
         """
-        self._lib.call("sotto_outer_vote", self._handle, bits)
+        self._lib.call("sotto_outer_vote", self._handle, whole_number(bits, "bits", *UINT32))
 
     def info(self) -> OuterInfo:
         """Hot figures. Errors: BusyError (step in flight)."""
