@@ -302,6 +302,9 @@ class Trainer:
         if self.ranks.rank != 0:
             return
         options, totals = self.options, self.totals
+        if options.summary:
+            with open(options.summary, "a", encoding="utf-8"):
+                pass  # what cannot be written is told before the training
         self.log = logs.Log(options.log_file, totals.log_bytes if options.resume else None)
         self.progress = logs.Progress(options.progress, options.name, options.steps, totals.step)
         numel = sum(p.numel() for p in self.model.parameters())

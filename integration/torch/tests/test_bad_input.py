@@ -49,6 +49,14 @@ def test_a_misspelt_key(tmp_path, text, variant):
     assert "gradient_clipping" in said
 
 
+def test_a_summary_that_cannot_be_written_is_told_before_the_training(tmp_path, text):
+    summary = tmp_path / "none" / "summary"
+    config = write_config(tmp_path, "lamb")
+    said = refused(tmp_path, text, "--deepspeed_config", config, "--summary", summary)
+    assert str(summary) in said
+    assert not (tmp_path / "log").exists()
+
+
 def test_no_json(tmp_path):
     path = tmp_path / "broken.json"
     path.write_text('{"optimizer": ')
