@@ -192,6 +192,28 @@ def test_an_exception_behind_backward_leaves_the_step_as_it_is():
     thread_ranks(2, body)
 
 
+@pytest.mark.parametrize("steps_too", [False, True])
+def test_a_step_that_was_waited_for_is_not_made_again(steps_too):
+    def body(comm):
+        net, other = model(), model()
+        optimizer = st.AdamW(net.parameters(), lr=0.01, comm=comm)
+        plain = st.AdamW(other.parameters(), lr=0.01, comm=comm)
+        with st.Overlap(net, optimizer=optimizer) as overlap:
+            for step in range(3):
+                backward(net, optimizer, comm, step)
+                overlap.wait()
+                loss_of(net, comm.rank, step)
+                if steps_too:
+                    optimizer.step()
+                backward(other, plain, comm, step)
+                plain.step()
+        assert (flat(net) == flat(other)).all()
+        optimizer.close()
+        plain.close()
+
+    thread_ranks(2, body)
+
+
 def test_gradients_cannot_change_inside_a_round():
     def body(comm):
         net = model()

@@ -219,7 +219,7 @@ class Overlap:
     def _check_alone(self) -> None:
         """Errors: InvalidStateError (two overlaps would write the same gradient at once)."""
         with _hook_lock:
-            taken = {number for other in _live for number in other._params.numbers}
+            taken = {number for other in _live for number in list(other._params.numbers)}
         for name, p in self._named:
             if id(p) in taken:
                 raise InvalidStateError(
@@ -425,7 +425,8 @@ class Overlap:
             if self._syncs:
                 if self._open:  # the backward() before has not ended well
                     self._give_up(_FAILED)
-                self._forget_dropped()
+                if self._optimizer is None:  # a step() may come for it
+                    self._forget_dropped()
             self._params.follow()
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -470,12 +471,15 @@ class Overlap:
     def wait(self) -> None:
         """Waits for what the last backward() has left open: a round that failed on this rank.
 
-        With ``optimizer``: until the step that backward() began is done, as its step() does.
+        With ``optimizer``: until the step that backward() began is done, which step() then finds.
         Errors: see the class; gradients are undefined then, unless they were a step's.
         """
         self._end_backward()
+        work = self._work
         self._wait()
         self._check_untouched()
+        if self._optimizer is not None:
+            self._work, self._dropped = work, True
 
     def _check_untouched(self) -> None:
         """A step has read gradients where they are since backward() ended."""
