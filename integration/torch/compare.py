@@ -27,8 +27,14 @@ HAS_TORCH = importlib.util.find_spec("torch") is not None
 sys.path += [str(ROOT / "integration/netns"), str(ROOT / "integration")]
 
 import lab as labs  # noqa: E402
-from report import config, several  # noqa: E402
-from report.logs import ReportError, read_run  # noqa: E402
+
+try:
+    from report import config, several
+    from report.logs import ReportError, read_run
+except ModuleNotFoundError as missing:
+    sys.exit(
+        f"compare: {sys.executable} has no {missing.name}: start this with a Python that has it"
+    )
 
 ABOUT = (
     "Clock: rank 0's monotonic clock, started at a barrier before the first step, stopped between "

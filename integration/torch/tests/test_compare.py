@@ -55,6 +55,14 @@ def test_all_variants(tmp_path):
     assert "Something is wrong" not in page
 
 
+def test_a_python_without_the_packages():
+    words = [sys.executable, "-S", "-B", str(COMPARE), "--help"]
+    run = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 1
+    assert run.stderr.startswith("compare: ")
+    assert "has no" in run.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
