@@ -216,6 +216,31 @@ def test_gradients_that_cannot_be_averaged_are_named():
     thread_ranks(1, body)
 
 
+def narrower(net):
+    net[8].weight.data, net[8].bias.data = torch.zeros(7, 48), torch.zeros(7)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda net: net.bfloat16(), "elements of torch.bfloat16, and had .* of torch.float32"),
+        (narrower, "7 elements of torch.float32, and had 48 of torch.float32"),
+    ],
+    ids=["dtype", "size"],
+)
+def test_gradients_of_another_kind_are_named(change, text):
+    def body(comm):
+        net = model()
+        refused = f'"8.bias" has a gradient of .*{text} when the Overlap was made'
+        with st.Overlap(net, bucket_mb=0, first_bucket_mb=0, comm=comm):
+            change(net)
+            x = batch(comm.rank, 0).to(net[0].weight.dtype)
+            with pytest.raises(sotto.InvalidStateError, match=refused):
+                net(x).square().mean().backward()
+
+    thread_ranks(1, body)
+
+
 def test_a_compiled_module_is_one_graph():
     def body(comm):
         net, alone = model(), model()

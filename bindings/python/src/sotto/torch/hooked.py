@@ -60,7 +60,7 @@ def check_model(named: Named) -> None:
         raise UnsupportedError(f"torch {torch.__version__} is too old; 2.1 or later is needed")
 
 
-def check_gradient(name: str, gradient: torch.Tensor) -> None:
+def _check_dense(name: str, gradient: torch.Tensor) -> None:
     """Errors: UnsupportedError (a gradient that is not written in place: names the parameter)."""
     if gradient.layout != torch.strided:
         raise UnsupportedError(
@@ -93,6 +93,7 @@ class Hooked:
     ) -> None:
         self.named = named
         self.numbers = {id(p): i for i, (_, p) in enumerate(named)}
+        self._like = [(p.dtype, p.numel()) for _, p in named]
         self._source = source
         self._computed = computed
         self._handles = [self._hook(p) for _, p in named]
@@ -142,6 +143,24 @@ class Hooked:
         self.named[i] = name, new
         self.numbers[id(new)] = self.numbers.pop(id(old))
         self._handles[i] = self._hook(new)
+
+    def gradient(self, i: int) -> torch.Tensor:
+        """What a round averages in place.
+
+        Errors: UnsupportedError, InvalidStateError (another dtype or size than when the overlap was
+        made): name the parameter.
+        """
+        name, p = self.named[i]
+        assert p.grad is not None
+        _check_dense(name, p.grad)
+        if (p.grad.dtype, p.grad.numel()) != self._like[i]:
+            dtype, count = self._like[i]
+            raise InvalidStateError(
+                f'parameter "{name}" has a gradient of {p.grad.numel()} elements of '
+                f"{p.grad.dtype}, and had {count} of {dtype} when the Overlap was made: close() "
+                "that, and make a new one"
+            )
+        return p.grad
 
     def release(self) -> None:
         """Takes the hooks off. A second call does nothing."""

@@ -20,7 +20,7 @@ from ..group import meet
 from ..work import Work
 from .averagers import share_ranks
 from .base import SottoOptimizer
-from .hooked import Hooked, Named, check_gradient, check_model
+from .hooked import Hooked, Named, check_model
 from .outer import Outer
 from .passes import in_backward, inside_backward, is_compiling
 
@@ -365,10 +365,7 @@ class Overlap:
     def _gradient(self, index: int) -> Any:
         if self._optimizer is not None:
             return self._optimizer._gradient(index)
-        name, p = self._named[index]
-        assert p.grad is not None
-        check_gradient(name, p.grad)
-        return p.grad
+        return self._params.gradient(index)
 
     def _backward_has_ended(self) -> None:
         """In backward(), behind its last gradient. An error here is one of backward()."""
