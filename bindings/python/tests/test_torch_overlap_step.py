@@ -300,6 +300,31 @@ def test_unused_parameters_keep_the_gradient_that_they_have():
     thread_ranks(2, body)
 
 
+@pytest.mark.parametrize("kind", MADE)
+def test_frozen_parameters_stand_still(kind):
+    def body(comm):
+        trained = []
+        for overlapped in (False, True):
+            net = model()
+            optimizer = MADE[kind](net.parameters(), comm)
+            first = next(net.parameters())
+            overlap = st.Overlap(net, optimizer=optimizer, unused="zero") if overlapped else None
+            for step in range(9):
+                first.requires_grad_(not 2 <= step < 6)
+                before = first.detach().clone()
+                backward(net, optimizer, comm, step)
+                optimizer.step()
+                if not first.requires_grad:
+                    assert torch.equal(first, before)
+            if overlap is not None:
+                overlap.close()
+            trained.append(flat(net))
+            optimizer.close()
+        assert torch.equal(*trained)
+
+    thread_ranks(2, body)
+
+
 def test_errors():
     def body(comm):
         net, other = model(), model(1)

@@ -323,7 +323,8 @@ class SottoOptimizer(Groups):
         self._check_untrained()
         assert self._gradients is not None
         self._gradients.follow(optim)
-        self._gradients.freeze(optim, ())
+        still = {t.name for t in self._tensors if not t.p.requires_grad}
+        self._gradients.freeze(optim, still)
         self._send_hyper(optim)
 
     def _gradient(self, index: int) -> Any:
