@@ -64,6 +64,26 @@ def test_states_continue_bit_for_bit_from_every_step(dtype):
         thread_ranks(2, body)
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_states_have_the_weight_of_the_rank(whole):
+    def body(comm):
+        net = model()
+        outer = made(net, comm, "adamw", preset="slowmo", period=3)
+        train(net, outer, comm.rank, range(4))
+        outer.set(weight=1 - comm.rank)
+        state = saved_and_loaded(outer.gather_state() if whole else outer.state_dict())
+        other = model()
+        resumed = made(other, comm, "adamw", preset="slowmo", period=3)
+        resumed.load_state_dict(state)
+        for one, of in ((net, outer), (other, resumed)):
+            train(one, of, comm.rank, range(4, 11))
+            of.flush()
+            of.close()
+        assert equal(values(net), values(other))
+
+    thread_ranks(2, body)
+
+
 def test_a_state_of_one_rank_is_loaded_by_all(recwarn):
     """As Trainer does it: rank 0 saves."""
     keys = {"preset": "co2", "period": 3, "codec": "onebit"}

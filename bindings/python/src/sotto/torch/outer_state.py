@@ -46,6 +46,7 @@ def own_state(optimizer: Outer) -> dict[str, Any]:
     if optimizer._outer is not None:
         blob = tensor_of(optimizer._outer.export_state())
         mine.update(form="rank", rank=comm.rank, world_size=comm.size, lr=optimizer._lr, blob=blob)
+        mine["weight"] = optimizer._weight
     return {**inner, "sotto": mine}
 
 
@@ -61,7 +62,8 @@ def gathered(optimizer: Outer, mine: dict[str, Any]) -> dict[str, Any]:
         return mine
     file = io.BytesIO()
     state = packed(mine["state"], _numbered(optimizer))
-    torch.save({"state": state, "inner": saved.get("inner")}, file)
+    inner = {"state": state, "inner": saved.get("inner"), "weight": saved["weight"]}
+    torch.save(inner, file)
     inners = gather(optimizer._comm, tensor_of(bytearray(file.getvalue())))
     blobs = gather(optimizer._comm, saved["blob"])
     whole = {**saved, "form": "whole", "rank": 0, "blob": blobs[0], "blobs": blobs}
@@ -73,6 +75,7 @@ def _with_inner(optimizer: Outer, state: Mapping[str, Any], rank: int) -> dict[s
     saved = state["sotto"]
     inner = torch.load(io.BytesIO(bytes_of(saved["inners"][rank]).tobytes()), weights_only=True)
     more = {} if inner["inner"] is None else {"inner": inner["inner"]}
+    more["weight"] = inner.get("weight", 1.0)
     own = at_home(inner["state"], _numbered(optimizer))
     return {**state, "state": own, "sotto": {**saved, **more}}
 
@@ -112,6 +115,9 @@ def load(optimizer: Outer, state: Mapping[str, Any]) -> None:
         optimizer._loaded, optimizer._lr = loaded, lr
         raise
     optimizer._lr = saved.get("lr")
+    optimizer._weight = state["sotto"].get("weight", 1.0) if lost is None else 1.0
+    if optimizer._outer is not None:
+        optimizer._outer.set(weight=optimizer._weight)
     if lost is not None:
         warnings.warn(lost, stacklevel=3)
 
