@@ -159,7 +159,7 @@ Result<OpRef> Optimizer::step(const CallOptions& options) {
   followed_ = outer_ != nullptr && outer_->due();
   if (!followed_) {
     Result<OpRef> op = launch(variant, options);
-    if (outer_ != nullptr && op.ok()) outer_->passed();
+    if (outer_ != nullptr && op.ok()) outer_->passed(lr);
     return op;
   }
   CallOptions own;

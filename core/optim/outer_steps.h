@@ -25,7 +25,7 @@ class OuterSteps {
   virtual Status check(double lr) const = 0;
   // Whether something happens after the next step. If not, passed() counts it when it is in flight.
   virtual bool due() const = 0;
-  virtual void passed() = 0;
+  virtual void passed(double lr) = 0;
   // Whether the next step averages gradients over ranks, since outer steps have not begun.
   virtual bool averages_gradients() const = 0;
   // Comes after a step with learning rate `lr`, which is in flight. The operation is what the

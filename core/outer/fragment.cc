@@ -7,6 +7,7 @@
 
 #include "core/base/hash.h"
 #include "core/optim/state_arrays.h"
+#include "core/outer/settings.h"
 
 namespace sotto {
 
@@ -172,8 +173,7 @@ Result<OpRef> OuterFragment::collective(FragmentOp kind, const Step& step, bool 
                                         int32_t priority, std::vector<OpRef> after) {
   SOTTO_ASSIGN(const FragmentPlans::Prepared* p, plans_.get(kind));
   const CodecSettings codec = context_.config.codec.value_or(CodecSettings{});
-  const OuterConfig& c = context_.config;
-  const bool by_lr = c.rule.lr_normalised || c.clip.units == OuterClipUnits::kGrad;
+  const bool by_lr = uses_lr(context_.config);
   SmallVector<uint64_t, 24> agreed{static_cast<uint64_t>(kind),
                                    step.place,
                                    tensors_.front(),

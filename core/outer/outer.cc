@@ -212,6 +212,7 @@ Status Outer::set(std::string_view name, double value) {
   if (name == "lr") {
     SOTTO_TRY(check_lr(context_.config, value));
     given_.gamma = value;
+    given_.sets_lr = true;
     return ok_status();
   }
   if (name == "loss") {
@@ -292,7 +293,8 @@ bool Outer::due() const {
   return false;
 }
 
-void Outer::passed() {
+void Outer::passed(double lr) {
+  given_.gamma = lr;
   const Clock& clock = context_.comm->engine().clock();
   pace_.inner_step(fragments_, clock.now_ns(), &at_);
   events_ = 0;

@@ -61,6 +61,7 @@ struct OuterSnapshot {
   std::string settings;  // lines "key=value": what states of others must have alike
   uint64_t step = 0, flushed_at = 0;
   bool swapped = false;
+  std::optional<double> lr;           // of the last inner step, for settings in its units
   std::optional<OuterTuning> tuning;  // with period "auto"
   std::vector<OuterFragmentState> fragments;
 };
@@ -97,7 +98,7 @@ class Outer : public std::enable_shared_from_this<Outer> {
   // Whether something happens after the next inner step. If not, passed() may take the place of
   // step_behind, which would make an operation that does nothing.
   bool due() const;
-  void passed();
+  void passed(double lr);
   // Whether the next inner step averages gradients over ranks, since outer steps have not begun.
   bool averages_gradients() const { return at_.rounds.at(at_.step + 1, 0).follows; }
   // After every inner step.
@@ -143,6 +144,7 @@ class Outer : public std::enable_shared_from_this<Outer> {
   // By the trainer, for the next steps.
   struct Given {
     double gamma = 1, loss = std::numeric_limits<double>::quiet_NaN(), weight = 1;
+    bool sets_lr = false;  // by set(): it stays behind an import
     uint32_t votes = 0;
     uint16_t asks = 0;
   };

@@ -27,6 +27,7 @@ Result<OuterSnapshot> Outer::snapshot() {
   s.step = at_.step;
   s.flushed_at = at_.flushed_at;
   s.swapped = swapped_;
+  if (uses_lr(context_.config)) s.lr = given_.gamma;
   s.tuning = at_.tuning(context_.config);
   for (const std::unique_ptr<OuterFragment>& f : fragments_) {
     SOTTO_ASSIGN(OuterFragmentState state, f->snapshot());
@@ -79,6 +80,7 @@ Status Outer::restore(const OuterSnapshot& s, bool own) {
   }
   // What was told and asked for belongs to steps that are no more.
   given_.votes = given_.asks = 0;
+  if (s.lr && !given_.sets_lr) given_.gamma = *s.lr;
   events_ = not_finite_ = 0;
   at_.step = s.step;
   at_.flushed_at = s.flushed_at;

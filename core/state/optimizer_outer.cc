@@ -13,7 +13,7 @@ class OptimizerOuter final : public OuterSteps {
 
   Status check(double lr) const override { return outer_->check(lr); }
   bool due() const override { return outer_->due(); }
-  void passed() override { outer_->passed(); }
+  void passed(double lr) override { outer_->passed(lr); }
   bool averages_gradients() const override { return outer_->averages_gradients(); }
   Result<OpRef> step(OpRef inner, double lr, const CallOptions& options) override {
     return outer_->step_behind(std::move(inner), lr, options);

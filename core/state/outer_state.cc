@@ -109,6 +109,7 @@ std::vector<std::byte> encode_outer(const OuterSnapshot& s) {
     StateJson& fragment = meta["fragments"].emplace_back(fragment_meta(f));
     if (s.tuning) fragment["period"] = f.period;
   }
+  if (s.lr) meta["lr"] = *s.lr;
   if (s.tuning) meta["tuning"] = tuning_meta(*s.tuning);
   BlobWriter writer;
   writer.add("meta", std::string_view(dump_text(meta)));
@@ -126,6 +127,9 @@ Result<OuterSnapshot> decode_outer(std::span<const std::byte> bytes) {
   SOTTO_TRY(read_key(meta, "flushed_at", &s.flushed_at));
   SOTTO_TRY(read_key(meta, "swapped", &s.swapped));
   SOTTO_TRY(read_key(meta, "settings", &s.settings));
+  if (meta.contains("lr")) {
+    SOTTO_TRY(read_key(meta, "lr", &s.lr.emplace()));
+  }
   if (meta.contains("tuning")) {
     SOTTO_ASSIGN(s.tuning, read_tuning(meta["tuning"]));
   }

@@ -284,11 +284,13 @@ TEST(CapiOptimOuter, RanksAverageTheSame) {
 // A new optimizer that has the state of step k goes on as the old one, whose average is pending.
 TEST(CapiOptimOuter, ContinuesFromEveryStepBitForBit) {
   for (const char* settings : {R"({"preset": "co2", "period": 3, "codec": "onebit"})",
+                               R"({"preset": "slowmo", "period": 3})",
+                               R"({"preset": "co2", "period": 3, "clip_units": "grad"})",
                                R"({"preset": "co2", "period": 3, "warmup_steps": 4,)"
                                R"( "every_step": "gradients"})"}) {
-    const std::string json =
-        file(R"({"type": "Lamb", "params": {"lr": 0.02}})", settings,
-             R"(, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.02}})");
+    const std::string json = file(R"({"type": "Lamb", "params": {"lr": 0.02}})", settings,
+                                  R"(, "scheduler": {"type": "WarmupLR",)"
+                                  R"( "params": {"warmup_min_lr": 0.001, "warmup_max_lr": 0.02}})");
     EXPECT_EQ(run_world(2, {},
                         [&](Member& self) {
                           constexpr int kSteps = 10;
@@ -301,9 +303,10 @@ TEST(CapiOptimOuter, ContinuesFromEveryStepBitForBit) {
                             train(undisturbed);
                           }
                           const Model before = whole;
+                          blobs.push_back(export_of(undisturbed, SOTTO_STATE_EXACT));
                           sotto_outer* last = outer_of(undisturbed);
                           OK(sotto_outer_flush(last, nullptr, nullptr));
-                          for (int k = 0; k < kSteps; ++k) {
+                          for (int k = 0; k <= kSteps; ++k) {
                             const std::string from = "from step " + std::to_string(k);
                             Model model(self.rank);
                             sotto_optim* resumed = new_optim(self, json.c_str(), model);

@@ -4,6 +4,7 @@
 #include <bit>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/ranks/capi_outer_model.h"
@@ -503,6 +504,46 @@ TEST(CapiOuter, AnyRanksLoadAStateWithoutErrorFeedback) {
             same(model.read(), 3, "with the mean of one inner step, 0, 1 and 2");
             OK(sotto_outer_destroy(outer));
           }),
+      "");
+}
+
+// A flush behind an import has the rate of the last step, unless the trainer has set another.
+TEST(CapiOuter, AStateHasTheLearningRate) {
+  EXPECT_EQ(
+      run_world(2, {},
+                [](Member& self) {
+                  const auto flushed = [&](const std::string& blob, double before, double behind) {
+                    OuterModel model;
+                    const std::string json = R"({"preset": "slowmo", "period": 2})";
+                    sotto_outer* outer = new_outer(self, json, model);
+                    if (before != 0) OK(sotto_outer_set(outer, "lr", before));
+                    if (blob.empty()) {
+                      for (int k = 0; k < 3; ++k) {
+                        model.add(static_cast<float>(1 + self.rank));
+                        step(outer);
+                      }
+                    } else {
+                      OK(sotto_outer_state_import(outer, SOTTO_STATE_EXACT, blob.data(),
+                                                  blob.size()));
+                    }
+                    if (behind != 0) OK(sotto_outer_set(outer, "lr", behind));
+                    uint64_t n = 0;
+                    OK(sotto_outer_state_export(outer, SOTTO_STATE_EXACT, nullptr, 0, &n));
+                    std::string state(n, ' ');
+                    OK(sotto_outer_state_export(outer, SOTTO_STATE_EXACT, state.data(), n, &n));
+                    OK(sotto_outer_flush(outer, nullptr, nullptr));
+                    const float found = model.read();
+                    barrier(self);
+                    OK(sotto_outer_destroy(outer));
+                    return std::pair(found, state);
+                  };
+                  const auto [whole, state] = flushed("", 0.05, 0);
+                  same(flushed(state, 0, 0).first, whole, "the rate of the state");
+                  const float other = flushed("", 0.05, 0.4).first;
+                  require(other != whole, "the rate takes part");
+                  same(flushed(state, 0, 0.4).first, other, "set behind the import");
+                  same(flushed(state, 0.4, 0).first, other, "set before the import");
+                }),
       "");
 }
 

@@ -1351,9 +1351,9 @@ SOTTO_API sotto_status sotto_optim_set_frozen(sotto_optim* optim, const uint8_t*
 
 /* Destroys the optimizer. The handle is gone whatever is returned, except for INVALID_STATE.
  *   optim [in] NULL: nothing happens
- * Threads: one per handle, not from callbacks. Blocks: waits for a step in flight, at most its
- * deadline; withdraws from a round that is open. Errors: INVALID_STATE (fork, callback).
- * Since: 0.1 */
+ * Threads: one per handle, not from callbacks. Blocks: waits for a step in flight, and for averages
+ * of outer steps under way, at most their deadline; withdraws from a round that is open. Errors:
+ * INVALID_STATE (fork, callback). Since: 0.1 */
 SOTTO_API sotto_status sotto_optim_destroy(sotto_optim* optim);
 
 /* ---- outer optimizer ------------------------------------------------------------------------ */
@@ -1398,10 +1398,10 @@ SOTTO_API sotto_status sotto_optim_outer(sotto_optim* optim, sotto_outer** out_o
 /* Sets what belongs to the next steps.
  *   outer [in]
  *   name  [in] "lr": the inner learning rate, for settings in its units (lr_normalised, clip_units
- *              "grad"); 1 before the first call. "loss": what this rank tells the others with its
- *              next average. "weight": 1, or 0: this rank's inner steps do not count in the next
- *              averages. "retune", 1: all ranks measure a period "auto" anew when this rank's next
- *              average has been consumed; the period stays until they have
+ *              "grad"); before the first call that of an imported state, or 1. "loss": what this
+ *              rank tells the others with its next average. "weight": 1, or 0: this rank's inner
+ *              steps do not count in the next averages. "retune", 1: all ranks measure a period
+ *              "auto" anew when this rank's next average has been consumed; it stays until then
  *   value [in] finite
  * Threads: one per handle. Blocks: no. Errors: INVALID_ARGUMENT (unknown name, value), BUSY (step
  * in flight), INVALID_STATE (lr 0 or less with lr_normalised; retune of a period that is not
