@@ -49,6 +49,11 @@ void log_open(Log* log, const Options* options, const Totals* totals) {
   if (strcmp(options->progress, "line") == 0) log->redraw = 1;
   if (strcmp(options->progress, "plain") == 0) log->redraw = 0;
   log->shown_ns = now_ns();
+  if (options->summary) { /* known before the training */
+    FILE* file = fopen(options->summary, "a");
+    if (!file || fclose(file) != 0)
+      die("--summary: cannot open \"%s\": %s", options->summary, strerror(errno));
+  }
   if (!options->log) return;
   log->file = fopen(options->log, totals ? "r+" : "w");
   if (!log->file && totals && errno == ENOENT) log->file = fopen(options->log, "w");

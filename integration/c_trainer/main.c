@@ -348,10 +348,10 @@ static RunKey run_key(const Trainer* t) {
 static void train(Trainer* t) {
   const Options* o = &t->options;
   const uint64_t steps = (uint64_t)o->steps;
-  if (t->totals.step < steps) {
-    clock_start(t);
-  } else {
+  clock_start(t);
+  if (t->totals.step >= steps) { /* the checkpoint has averages under way */
     flush(t);
+    clock_stop(t);
   }
   while (t->totals.step < steps) {
     if (!train_step(t)) continue;

@@ -129,7 +129,7 @@ END
 # Outer steps by the file alone: every kind trains, and the bytes of its averages are those planned. Ranks end with the
 # anchor, so a rank's hash is everybody's. What is killed with an average under way goes on from its checkpoint bit for bit.
 test_outer_steps() {
-  local name outer stages step
+  local name outer stages step ended
   while read -r name stages outer; do
     printf '{"optimizer": {"type": "Lamb", "params": {"lr": 0.02}}, "sotto": {"outer": %s}}' "$outer" >"$work/$name"
     run_well "$name" --config "$work/$name" --steps 15 --eval-every 5
@@ -155,6 +155,12 @@ END
   run_well outer_longer --config "$work/co2_onebit" --save "$work/outer_longer.d" --resume --steps $((step + 20)) \
     --eval-every 50000
   same_run outer_unbroken outer_longer
+  # One that is resumed where it had ended makes the averages of its end again, with the rate of its last step.
+  run_well ended --config "$work/slowmo" --save "$work/ended.d" --steps 15 --eval-every 5
+  ended=$(hash_of ended)
+  run_well ended --config "$work/slowmo" --save "$work/ended.d" --resume --steps 15
+  [ "$(hash_of ended)" = "$ended" ] || fail "parameters of a run that had ended differ behind --resume"
+  [ "$(sed -n 's/.*"clock".*, "wall_s": \([0-9]*\).*/\1/p' "$work/ended.json")" -lt 100 ] || fail "wall_s of a run that had ended: $(grep wall_s "$work/ended.json")"
 }
 
 # stage_of NAME STEP: what the log says that step did.
@@ -239,6 +245,8 @@ test_bad_input() {
   expect_error "cannot open \"$work/missing.json\"" no_config --config "$work/missing.json"
   expect_error "not a multiple of --heads" heads --heads 3
   expect_error "--record needs the start of a run" resumed_record --record "$work/record" --save "$work/empty.d" --resume
+  expect_error "--summary: cannot open \"$work/missing/summary" summary --summary "$work/missing/summary"
+  [ ! -s "$work/summary.jsonl" ] || fail "a run without a place for its summary trained"
   expect_error "--record: cannot open \"$work/missing/record.rank" record --record "$work/missing/record"
 }
 
