@@ -62,6 +62,8 @@ Result<ParamSpec> take_param(const sotto_param& p, uint64_t index, ParamUse use,
   if (use == ParamUse::kAveraged) {
     SOTTO_TRY(check_averaged(p, name));
   } else {
+    if (p.grad.data == nullptr && p.grad.dtype == 0)
+      return invalid_argument("{}.grad is missing: gradients lie in the caller's memory", name);
     SOTTO_ASSIGN(const Buffer grad, take_buffer(p.grad, name + ".grad"));
     SOTTO_TRY(check_like(grad, param, {Dtype::kF32, Dtype::kF16, Dtype::kBF16}, name + ".grad"));
     SOTTO_TRY(all->device.add(grad, name + ".grad"));

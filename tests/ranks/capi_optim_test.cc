@@ -42,6 +42,8 @@ TEST(CapiOptim, ParametersThatAreRefused) {
                         "params[1].struct_size is 160", "152");
                   FAILS(with([](auto& p) { p[1].grad.count = 36; }), SOTTO_E_INVALID_ARGUMENT,
                         "params[1].grad.count is 36", "37");
+                  FAILS(with([](auto& p) { p[1].grad = {}; }), SOTTO_E_INVALID_ARGUMENT,
+                        "params[1].grad is missing");
                   FAILS(with([](auto& p) { p[0].param.dtype = p[0].grad.dtype = SOTTO_BFLOAT16; }),
                         SOTTO_E_UNSUPPORTED, "params[0].param is bf16");
                   FAILS(with([](auto& p) { p[0].param.device_type = 7; }), SOTTO_E_UNSUPPORTED,
