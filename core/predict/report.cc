@@ -253,9 +253,12 @@ uint64_t Predictor::worthwhile_period(const Row& r) const {
 Ordered Predictor::take_json() const {
   const Row* dense = nullptr;
   const Row* best = nullptr;
-  const auto better = [this](const Row& a, const Row& b) {
-    return std::pair(worthwhile_period(a), b.averages.payload) <
-           std::pair(worthwhile_period(b), a.averages.payload);
+  // Of the codec: what is sent for a small model is mostly padding.
+  const auto bits = [this](const Row& r) {
+    return r.config.codec ? r.config.codec->bits_per_element(request_.ranks) : 32.0;
+  };
+  const auto better = [&](const Row& a, const Row& b) {
+    return std::pair(worthwhile_period(a), bits(b)) < std::pair(worthwhile_period(b), bits(a));
   };
   for (const Row& r : rows_) {
     if (r.method != kOuterPresets[0].name || !r.refused.empty()) continue;
@@ -275,9 +278,11 @@ Ordered Predictor::take_json() const {
   const uint64_t period = worthwhile_period(*best), delay = best->config.schedule.period;
   Ordered outer = {{"preset", best->method}, {"period", period}};
   if (best->config.codec) outer["codec"] = average_name(best->config);
-  std::string why = fmt::format("{} steps of {} hide its average of {}", delay,
-                                text_of(request_.step_seconds), text_of(best->averages.total()));
-  if (best->config.codec)
+  std::string why = fmt::format("{} of {} {} its average of {}",
+                                delay == 1 ? "a step" : fmt::format("{} steps", delay),
+                                text_of(request_.step_seconds), delay == 1 ? "hides" : "hide",
+                                text_of(best->averages.total()));
+  if (best->config.codec && dense->config.schedule.period > delay)
     why += fmt::format(", where float32 needs {}", dense->config.schedule.period);
   if (period > delay) {
     why += fmt::format("; with {} steps launch and update take {:.0f} % of the time at most",

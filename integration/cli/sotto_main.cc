@@ -36,6 +36,7 @@ CLI::App* add_plan(CLI::App* app, PlanArguments* arguments) {
                    "tensors)")
       ->required()
       ->delimiter(',')
+      ->allow_extra_args(false)
       ->transform(sotto_cli::whole_number_from(0));
   plan->add_option("--contention", arguments->contention,
                    "How much longer a step is beside an average, as a share")

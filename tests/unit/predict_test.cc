@@ -449,6 +449,15 @@ TEST(PredictReport, Take) {
               testing::HasSubstr("; with 6 steps launch and update take 5 % of the time at most"));
   // Everything fits behind one step: no codec is needed.
   EXPECT_EQ(take(100, 1000).at("outer"), (Json{{"preset", "co2"}, {"period", 1}}));
+  // Of a small model codecs send padding: float32, whose average is hidden too, has more bits.
+  const Json tiny = report_of(R"({"params": 1000, "ranks": 64, "bandwidth_mbit": 1000,
+                                  "latency_ms": 1, "step_ms": 100,
+                                  "rates": {"fp32": 1, "bf16": 1, "fp16": 1, "int8": 1, "int4": 1,
+                                            "onebit": 1, "topk": 1, "outer": 0}})")
+                        .at("take");
+  EXPECT_EQ(tiny.at("outer"), (Json{{"preset", "co2"}, {"period", 1}}));
+  EXPECT_THAT(tiny.at("why").get<std::string>(),
+              testing::StartsWith("a step of 100 ms hides its average of "));
   const Json fast = take(100000, 1000);
   EXPECT_EQ(fast.at("method"), "every_step");
   EXPECT_EQ(fast.at("outer"), Json(nullptr));
