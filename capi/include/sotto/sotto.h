@@ -1591,7 +1591,7 @@ SOTTO_API sotto_status sotto_outer_destroy(sotto_outer* outer);
  *                 and the next call with this json on this thread has the same text
  *   cap     [in]  bytes of buf
  *   out_len [out] bytes needed, without the final zero
- * Threads: any. Blocks: while it measures and plans: seconds, and 10 for every 10^9 parameters.
+ * Threads: any. Blocks: while it measures and plans: seconds, and 20 for every 10^9 parameters.
  * Errors: INVALID_ARGUMENT (names the key, what was found and what is allowed), OUT_OF_MEMORY.
  * Since: 0.2 */
 SOTTO_API sotto_status sotto_predict_report(const char* json, char* buf, uint64_t cap,
