@@ -28,11 +28,10 @@ void OuterReport::forget() {
   *this = std::move(fresh);
 }
 
-bool OuterReport::take_not_finite(std::set<size_t>* ranks) {
+void OuterReport::take_not_finite(std::set<size_t>* ranks) {
   for (size_t r = 0; r < not_finite.size(); ++r) {
     if (std::exchange(not_finite[r], uint8_t{0}) != 0) ranks->insert(r);
   }
-  return std::exchange(refused, false);
 }
 
 // What was sent becomes what was sent before.
@@ -70,14 +69,8 @@ class OuterFragment::UpdateHooks final : public OpHooks {
     ++f.consumed_;
     if (bytes.empty()) return;
     f.report_.take(bytes, at_, nothing);
-    bool flagged = false;
-    for (size_t r = 0; r < f.report_.not_finite.size(); ++r) {
-      if (f.report_.messages[r].flags == 0) continue;
-      flagged = true;
-      f.report_.not_finite[r] = 1;
-    }
-    const bool fails = f.context_.config.nonfinite == OuterNonfinite::kError;
-    if (nothing && flagged && fails) f.report_.refused = true;
+    for (size_t r = 0; r < f.report_.not_finite.size(); ++r)
+      f.report_.not_finite[r] |= f.report_.messages[r].flags != 0;
   }
 
  private:

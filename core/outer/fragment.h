@@ -37,13 +37,12 @@ struct OuterReport {
   std::vector<OuterFactor> factors;    // per segment
   std::vector<OuterMessage> messages;  // by rank
   uint32_t votes = 0;                  // of all ranks, in all averages since forget_votes
-  bool refused = false;                // an average, since take_not_finite
   std::vector<uint8_t> not_finite;     // by rank: its payload in an average since take_not_finite
 
   // Of an update. nothing: no rank took part, so the anchor has not moved.
   void take(std::span<const std::byte> bytes, const OuterOutcome& at, bool nothing);
-  // Adds the ranks whose payloads were not finite. Whether an average was refused for them.
-  bool take_not_finite(std::set<size_t>* ranks);
+  // Adds the ranks whose payloads were not finite.
+  void take_not_finite(std::set<size_t>* ranks);
   // As before the first update.
   void forget();
 };

@@ -394,9 +394,8 @@ void Outer::completed(Status& status) {
     at_.hear(fragments_[updated_last_]->report().messages, &context_.config);
   before_.reset();
   std::set<size_t> who;
-  bool refused = false;
-  for (const std::unique_ptr<OuterFragment>& f : fragments_)
-    refused = f->report().take_not_finite(&who) || refused;
+  for (const std::unique_ptr<OuterFragment>& f : fragments_) f->report().take_not_finite(&who);
+  const bool refused = !who.empty() && context_.config.nonfinite == OuterNonfinite::kError;
   if (status.ok() && (events_ & kOuterConsumed) != 0)
     not_finite_ = static_cast<uint32_t>(who.size());
   if (status.ok() && !refused && who.contains(static_cast<size_t>(context_.comm->rank()))) {

@@ -55,6 +55,11 @@ class Predictor {
   Result<std::optional<Row>> method_row(const OuterPreset& preset, std::string_view codec);
   Result<OuterConfig> at_smallest_delay(const OuterPreset& preset, Ordered settings);
   uint64_t smallest(double comm) const { return smallest_delay(comm, request_.step_seconds); }
+  // The link carries all fragments in a period, which their number divides.
+  uint64_t shortest_period(const AverageCosts& averages, uint64_t fragments) const {
+    const uint64_t steps = std::max(smallest(averages.largest()), smallest(averages.total()));
+    return (steps + fragments - 1) / fragments * fragments;
+  }
 
   uint64_t worthwhile_period(const Row& row) const;
   Ordered row_json(const Row& row) const;
@@ -81,9 +86,7 @@ Result<Row> Predictor::row(const std::string& method, OuterConfig config) {
   SOTTO_ASSIGN(r.outer, costs_.boundary(method, r.config));
   SOTTO_ASSIGN(r.state_bytes, costs_.state_bytes(r.config));
   r.tau_min = smallest(r.averages.largest());
-  const uint64_t fragments = r.config.fragments.count;
-  r.period_min = std::max(r.tau_min, smallest(r.averages.total()));
-  r.period_min = (r.period_min + fragments - 1) / fragments * fragments;
+  r.period_min = shortest_period(r.averages, r.config.fragments.count);
   r.times = period_times({.period = r.config.schedule.period,
                           .delay = r.config.schedule.delay,
                           .step = request_.step_seconds,
@@ -102,12 +105,8 @@ Result<OuterConfig> Predictor::at_smallest_delay(const OuterPreset& preset, Orde
   SOTTO_ASSIGN(OuterConfig config, parsed());
   if (config.schedule.delay == 0 || !check_supported(config).ok()) return config;
   SOTTO_ASSIGN(const AverageCosts averages, costs_.averages(std::string(preset.name), config));
-  const uint64_t delay = smallest(averages.largest());
-  const uint64_t count = config.fragments.count;
-  // The link carries all fragments in a period, which their number divides.
-  const uint64_t period = std::max(delay, smallest(averages.total()));
-  settings["period"] = (period + count - 1) / count * count;
-  if (!preset.delayed) settings["delay"] = delay;
+  settings["period"] = shortest_period(averages, config.fragments.count);
+  if (!preset.delayed) settings["delay"] = smallest(averages.largest());
   return parsed();
 }
 
