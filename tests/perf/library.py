@@ -23,6 +23,8 @@ ROOT = HERE.parents[1]
 BINDINGS = ROOT / "bindings/python/src"
 sys.path[:0] = [str(HERE / "net"), str(BINDINGS)]
 
+import command_line  # noqa: E402
+
 LARGE = 2_000_000
 STEPS = {"step, Adam": ("Adam", {}), "step, LAMB": ("Lamb", {}), "step, 1-bit Adam": ("OneBitAdam", {"freeze_step": 2}),
          "step, 1-bit LAMB": ("OneBitLamb", {"freeze_step": 2})}
@@ -32,12 +34,16 @@ def parse(arguments):
     parser = argparse.ArgumentParser(prog="sotto bench library", description=__doc__.split(": ", 1)[1],
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", type=Path, metavar="FILE", required=True, help="the libsotto.so to compare with")
-    parser.add_argument("--ranks", type=int, default=4, help="processes, each with a thread (default: 4)")
-    parser.add_argument("--pairs", type=int, default=21, help="turns (default: 21)")
-    parser.add_argument("--series", type=int, default=200, metavar="MS", help="length of a series (default: 200)")
+    parser.add_argument("--ranks", type=command_line.at_least(1), default=4, help="processes, each with a thread (default: 4)")
+    parser.add_argument("--pairs", type=command_line.at_least(1), default=21, help="turns (default: 21)")
+    parser.add_argument("--series", type=command_line.at_least(1), default=200, metavar="MS", help="length of a series (default: 200)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append a JSON line")
     parser.add_argument("--sotto-perf", required=True, help=argparse.SUPPRESS)  # sotto-perf passes it
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if not options.before.is_file():
+        parser.error(f"--before: there is no file {options.before}")
+    command_line.check_lines_file(parser, options.json)
+    return options
 
 
 def package(name, library):

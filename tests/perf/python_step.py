@@ -29,19 +29,25 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE / "net"), str(ROOT / "integration/netns"), str(ROOT / "bindings/python/src")]
 
+import command_line  # noqa: E402
+
 
 def parse(arguments):
     parser = argparse.ArgumentParser(prog="sotto bench python_step", description=__doc__.split(": ", 1)[1],
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tensors", type=int, default=400, help="(default: 400)")
-    parser.add_argument("--elements", type=int, default=64, help="of each tensor (default: 64)")
-    parser.add_argument("--pairs", type=int, default=15, help="turns (default: 15)")
-    parser.add_argument("--steps", type=int, default=50, help="of a turn (default: 50)")
-    parser.add_argument("--ranks", type=int, default=1, help="processes, each with a thread (default: 1)")
+    parser.add_argument("--tensors", type=command_line.at_least(1), default=400, help="(default: 400)")
+    parser.add_argument("--elements", type=command_line.at_least(1), default=64, help="of each tensor (default: 64)")
+    parser.add_argument("--pairs", type=command_line.at_least(1), default=15, help="turns (default: 15)")
+    parser.add_argument("--steps", type=command_line.at_least(1), default=50, help="of a turn (default: 50)")
+    parser.add_argument("--ranks", type=command_line.at_least(1), default=1, help="processes, each with a thread (default: 1)")
     parser.add_argument("--before", type=Path, metavar="FOLDER", help="bindings to compare with: bindings/python/src of a checkout")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append a JSON line")
     parser.add_argument("--sotto-perf", required=True, help=argparse.SUPPRESS)  # sotto-perf passes it
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.before and not (options.before / "sotto/__init__.py").is_file():
+        parser.error(f"--before: there is no package sotto in {options.before}")
+    command_line.check_lines_file(parser, options.json)
+    return options
 
 
 def with_torch(arguments):

@@ -32,6 +32,19 @@ class Arguments(unittest.TestCase):
             self.assertRegex(done.stderr, r"^sotto-perf: .*\nTry sotto-perf --help\.\n$")
             self.assertIn(text, done.stderr)
 
+    def test_lines_that_cannot_be_written(self):
+        for name in ("codec_encode", "net", "overlap", "step_ddp", "python_step"):
+            done = perf(name, "--json", "/nonexistent/lines")
+            self.assertEqual((done.returncode, done.stdout), (2, ""), name)
+            self.assertIn("/nonexistent/lines", done.stderr)
+            self.assertNotIn("Traceback", done.stderr)
+
+    def test_numbers_of_python_step(self):
+        for words in (("--steps", "-3"), ("--pairs", "0"), ("--tensors", "x"), ("--before", "/nonexistent")):
+            done = perf("python_step", *words)
+            self.assertEqual((done.returncode, done.stdout), (2, ""), words)
+            self.assertRegex(done.stderr, rf"error: .*{words[0]}.*{words[1]}")
+
     def test_help(self):
         done = perf("--help")
         self.assertEqual((done.returncode, done.stderr), (0, ""))

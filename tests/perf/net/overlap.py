@@ -16,6 +16,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 sys.path[:0] = [str(HERE), str(ROOT / "integration/netns")]
 
+import command_line  # noqa: E402
 import lab as labs  # noqa: E402
 import measure  # noqa: E402
 import sides  # noqa: E402
@@ -72,32 +73,25 @@ class Setting:
     contention: list = field(default_factory=list)
 
 
-def at_least(low):
-    def parse(text):
-        if not text.isdecimal() or int(text) < low:
-            raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from {low}")
-        return int(text)
-    return parse
-
-
 def parse(arguments):
     parser = argparse.ArgumentParser(prog="sotto bench overlap", description=__doc__.split(": ", 1)[1], epilog=EPILOG,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", type=labs.a_rate, default="100mbit", help="of every link, both directions (default: 100mbit)")
-    parser.add_argument("--ranks", type=at_least(2), default=4, help="(default: 4)")
-    parser.add_argument("--n", type=at_least(1), default=25_000_000, help="parameters (default: 25000000)")
+    parser.add_argument("--ranks", type=command_line.at_least(2), default=4, help="(default: 4)")
+    parser.add_argument("--n", type=command_line.at_least(1), default=25_000_000, help="parameters (default: 25000000)")
     parser.add_argument("--codec", choices=("none", "onebit", "int4", "int8", "bf16"), default="none", help="(default: none, float32)")
     parser.add_argument("--preset", default="co2", help="of outer steps, with a delay (default: co2)")
-    parser.add_argument("--delay", type=at_least(2), default=8, help="tau_min in inner steps (default: 8)")
+    parser.add_argument("--delay", type=command_line.at_least(2), default=8, help="tau_min in inner steps (default: 8)")
     parser.add_argument("--compute", choices=("arithmetic", "sleep"), help="(default: arithmetic with a core per rank, else sleep)")
-    parser.add_argument("--rounds", type=at_least(1), default=1, help="averages that count per pair and delay (default: 1)")
-    parser.add_argument("--pairs", type=at_least(1), default=7, help="pairs that count (default: 7)")
+    parser.add_argument("--rounds", type=command_line.at_least(1), default=1, help="averages that count per pair and delay (default: 1)")
+    parser.add_argument("--pairs", type=command_line.at_least(1), default=7, help="pairs that count (default: 7)")
     parser.add_argument("--loopback", action="store_true", help="no namespaces, the limiter of the TCP transport")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append a JSON line per delay")
     parser.add_argument("--sotto-perf", required=True, help=argparse.SUPPRESS)  # sotto-perf passes it
     options = parser.parse_args(arguments)
     if labs.bits_per_second(options.rate) is None:
         parser.error("--rate none: there is nothing to hide; allowed are numbers with kbit, mbit or gbit")
+    command_line.check_lines_file(parser, options.json)
     return options
 
 

@@ -14,6 +14,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 sys.path[:0] = [str(HERE), str(ROOT / "integration/netns")]
 
+import command_line  # noqa: E402
 import formulas  # noqa: E402
 import gap  # noqa: E402
 import lab as labs  # noqa: E402
@@ -139,18 +140,19 @@ def parse(arguments):
     parser.add_argument("--pairs", type=between(7, 1001), default=7, help="turns that count (default: 7)")
     parser.add_argument("--cores", type=between(1, 4096), help="let all ranks use only so many cores (default: all)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append a JSON line per figure and row")
-    parser.add_argument("--timeline", metavar="PREFIX", help="measure no rows: show what the time of one all-reduce of each of "
-                        "our methods is spent on, and leave its traces as PREFIX-METHOD.rankR.json, for Perfetto")
-    parser.add_argument("--beside-bulk", action="store_true", help="measure no rows: latency of 4-byte all-reduces that begin "
-                        "while one of --n float32 is under way")
-    parser.add_argument("--gap", type=a_time, metavar="TIME", help="measure no rows: float32 all-reduces of 1 kB to 20 MB (or of --n) with "
-                        "a pause of TIME before each, in which ranks sleep, next to the same with fixed send buffers; at most 1.2 times "
-                        "as long as with the best of these. On loopback, and between hosts with packets of 1500 and 9000 bytes, unless "
-                        "--loopback or --mtu choose one: 2 minutes each")
-    parser.add_argument("--short", action="store_true", help="for tests, one minute: small sizes at 100mbit and without a "
-                        "limit, odd sizes; exit code 1 below loose limits")
-    parser.add_argument("--plot", type=Path, metavar="SVG", help="measure nothing: draw the times in --json FILE against "
-                        "the links' rate")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--timeline", metavar="PREFIX", help="measure no rows: show what the time of one all-reduce of each of "
+                         "our methods is spent on, and leave its traces as PREFIX-METHOD.rankR.json, for Perfetto")
+    instead.add_argument("--beside-bulk", action="store_true", help="measure no rows: latency of 4-byte all-reduces that begin "
+                         "while one of --n float32 is under way")
+    instead.add_argument("--gap", type=a_time, metavar="TIME", help="measure no rows: float32 all-reduces of 1 kB to 20 MB (or of --n) with "
+                         "a pause of TIME before each, in which ranks sleep, next to the same with fixed send buffers; at most 1.2 times "
+                         "as long as with the best of these. On loopback, and between hosts with packets of 1500 and 9000 bytes, unless "
+                         "--loopback or --mtu choose one: 2 minutes each")
+    instead.add_argument("--short", action="store_true", help="for tests, one minute: small sizes at 100mbit and without a "
+                         "limit, odd sizes; exit code 1 below loose limits")
+    instead.add_argument("--plot", type=Path, metavar="SVG", help="measure nothing: draw the times in --json FILE against "
+                         "the links' rate")
     parser.add_argument("--sotto-perf", required=True, help=argparse.SUPPRESS)  # sotto-perf passes it
     options = parser.parse_args(arguments)
     if options.plot and not options.json:
@@ -167,6 +169,7 @@ def parse(arguments):
     options.sizes = gap.SIZES if options.n is None else (4 * options.n,)
     options.n = options.n or DEFAULT_N
     check_network(parser, options)
+    check_files(parser, options)
     if not (options.short or options.timeline or options.beside_bulk or options.gap):
         can = targets.applicable(options.bits_per_second, options.delay_s, options.peers)
         for row in options.rows or []:
@@ -193,8 +196,19 @@ def check_network(parser, options):
             parser.error(f"--hosts measures rows of its own: {name} does not go with it")
     if options.mtu is not None and (options.delay or options.loss):
         parser.error("--mtu: links with --delay or --loss have 1500")
-    if options.gap and (options.rows or options.peers != list(sides.PEERS)):
-        parser.error("--gap measures no rows, and ours alone: neither --rows nor --peers go with it")
+    for name, value in (("--timeline", options.timeline), ("--beside-bulk", options.beside_bulk), ("--gap", options.gap)):
+        if value and (options.rows or options.peers != list(sides.PEERS)):
+            parser.error(f"{name} measures no rows, and ours alone: neither --rows nor --peers go with it")
+
+
+def check_files(parser, options):
+    for name, value in (("--timeline", options.timeline), ("--beside-bulk", options.beside_bulk)):
+        if value and options.json:
+            parser.error(f"{name} shows what it finds: --json does not go with it")
+    if options.timeline and not Path(options.timeline).resolve().parent.is_dir():
+        parser.error(f"--timeline: there is no folder {Path(options.timeline).resolve().parent}")
+    if not options.plot:
+        command_line.check_lines_file(parser, options.json)
 
 
 def enter(options, arguments):

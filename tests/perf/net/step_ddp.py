@@ -14,6 +14,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 sys.path[:0] = [str(HERE), str(ROOT / "integration/netns")]
 
+import command_line  # noqa: E402
 import lab as labs  # noqa: E402
 import measure  # noqa: E402
 import sides  # noqa: E402
@@ -63,14 +64,6 @@ class Figure:
     interface: float = None  # bytes per step, of the rank that sends most
 
 
-def at_least(low):
-    def parse(text):
-        if not text.isdecimal() or int(text) < low:
-            raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from {low}")
-        return int(text)
-    return parse
-
-
 def methods(text):
     names = text.split(",")
     unknown = [name for name in names if name not in METHODS]
@@ -83,16 +76,18 @@ def parse(arguments):
     parser = argparse.ArgumentParser(prog="sotto bench step_ddp", description=__doc__.split(": ", 1)[1], epilog=EPILOG,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", type=labs.a_rate, default="100mbit", help="of every link, both directions (default: 100mbit)")
-    parser.add_argument("--ranks", type=at_least(2), default=4, help="(default: 4)")
+    parser.add_argument("--ranks", type=command_line.at_least(2), default=4, help="(default: 4)")
     parser.add_argument("--model", choices=MODELS, default="25m", help="(default: 25m)")
     parser.add_argument("--methods", type=methods, default=METHODS, metavar="LIST",
                         help=f"with commas between (default: {','.join(METHODS)})")
-    parser.add_argument("--bucket-mb", type=at_least(1), default=25, metavar="N",
+    parser.add_argument("--bucket-mb", type=command_line.at_least(1), default=25, metavar="N",
                         help="MiB of gradients that ddp and fp32_overlap send together (default: 25, torch's own)")
-    parser.add_argument("--pairs", type=at_least(1), default=7, help="turns that count (default: 7)")
+    parser.add_argument("--pairs", type=command_line.at_least(1), default=7, help="turns that count (default: 7)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append a JSON line per method")
     parser.add_argument("--sotto-perf", required=True, help=argparse.SUPPRESS)  # sotto-perf passes it
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    command_line.check_lines_file(parser, options.json)
+    return options
 
 
 def enter(arguments):

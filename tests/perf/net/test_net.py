@@ -234,7 +234,10 @@ class Options(unittest.TestCase):
                             (("--loopback", "--mtu", "9000"), "--mtu"), (("--mtu", "1000"), "from 1280"),
                             (("--mtu", "9000", "--loss", "1"), "1500"), (("--gap", "10"), "'10'"),
                             (("--gap", "10ms", "--rows", "10"), "--gap"), (("--one-host", "--ucx"), "--ucx"), (("--gap", "10ms", "--peers", "gloo"), "--gap"),
-                            (("--plot", "x.svg"), "--json")):
+                            (("--plot", "x.svg"), "--json"), (("--gap", "10ms", "--timeline", "x"), "not allowed with"),
+                            (("--short", "--beside-bulk"), "not allowed with"), (("--beside-bulk", "--rows", "10"), "--rows"),
+                            (("--timeline", "x", "--json", "x"), "--json does not go with it"),
+                            (("--timeline", "/nonexistent/x"), "/nonexistent")):
             self.assertIn(text, self.parse(*words))
 
 
