@@ -124,7 +124,9 @@ is_extra_log() {
 
 # Results of an earlier quickstart are replaced; anything else is not ours to delete.
 check_out() {
-  local entry
+  local entry parent
+  parent=$(dirname "$out")
+  { mkdir -p "$parent" && [ -w "$parent" ]; } 2>/dev/null || die "--out: cannot write to '$parent'"
   [ -e "$out" ] || return 0
   [ -d "$out" ] || die "--out: '$out' is not a directory"
   for entry in "$out"/* "$out"/.[!.]*; do
@@ -283,7 +285,6 @@ report() { PYTHONPATH=$SOTTO_ROOT/integration PYTHONDONTWRITEBYTECODE=1 MPLCONFI
 prepare() {
   local parent name
   parent=$(dirname "$out")
-  mkdir -p "$parent" || die "--out: cannot create '$parent'"
   work=$(mktemp -d "$parent/.quickstart-out.XXXXXX") || die "--out: cannot write to '$parent'"
   chmod 755 "$work"
   mkdir -p "$work/config" "$BUILD/matplotlib"

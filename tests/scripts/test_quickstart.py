@@ -239,6 +239,12 @@ class Quickstart(unittest.TestCase):
         self.assertIn("thesis.tex", run.stderr)
         self.assertTrue((self.out / "thesis.tex").exists())
 
+    def test_a_place_that_cannot_be_written_is_told_before_the_build(self):
+        for out in ("/dev/null/out", "/proc/sys/out"):
+            run = self.run_it("--out", out, QUICKSTART_INSIDE="no")
+            self.assertEqual((run.returncode, run.stdout), (1, ""))
+            self.assertIn(f"--out: cannot write to '{Path(out).parent}'", run.stderr)
+
     def test_bad_options(self):
         cases = [(["--fast"], "unknown option '--fast'"), (["--steps"], "--steps needs a value"),
                  (["--steps", "0"], "'0'"), (["--steps", "many"], "'many'"), (["--seeds", "1,,2"], "'1,,2'"),
