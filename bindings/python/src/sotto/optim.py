@@ -274,8 +274,9 @@ class Optimizer(Registered):
         feedback averaged over ranks: restores on any number of them; collective for the 1-bit
         types), "reset" (without error feedback; collective for 0/1 Adam), "common" (as "exact"),
         "configured": what "sotto": {"checkpoint"} says, "mean" unless set.
-        Accumulated micro-batches are no part of it. Errors: BusyError (step in flight),
-        InvalidStateError (inside evaluation() of its outer steps), the comm's own.
+        Accumulated micro-batches are no part of it, nor is what set() has set, but for loss_scale
+        and scheduler_iteration. Errors: BusyError (step in flight), InvalidStateError (inside
+        evaluation() of its outer steps), the comm's own.
         """
         self._check_live("export_state()")
         number = state_mode(mode, STATE_MODES)
