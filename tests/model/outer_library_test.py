@@ -97,6 +97,15 @@ POISONED = {
     "all fresh, NaN everywhere": (lambda w: close(freshness=1, beta=0), 6),
 }
 ALL_POISONED = {name for name in POISONED if name.endswith("everywhere")}
+# Learning rates that are no power of two are rounded wherever they come in. Rule none is not here: without momentum
+# nothing is in units of gradients, so the library neither divides by the rate nor multiplies with it.
+RATES = {
+    "slowmo, 0.037": (lambda w: preset("slowmo", w, period=4), 0.037),
+    "normalised, nesterov, anchor_diff, 0.3": (lambda w: close(lr_normalised=True, rule="nesterov", form="anchor_diff", beta=0.2),
+                                               0.3),
+    "normalised, gap_rel, rms, 0.05": (lambda w: close(lr_normalised=True, penalty="gap_rel", beta=0.2, clip="rms", phi=1.0), 0.05),
+    "norm by gamma, 0.001": (lambda w: close(clip="norm", clip_units="grad", phi=0.5, beta=0.3), 0.001),
+}
 
 
 def sparse(world, keys=None, **codec):
@@ -137,7 +146,7 @@ NOT_KEYS = {"every_step", "chunk_align"}  # the first has another word here, the
 class Rank:
     """An outer optimizer of the library over numpy arrays."""
 
-    def __init__(self, library, comm, text, tensors, blob=None):
+    def __init__(self, library, comm, text, tensors, gamma, blob=None):
         self.library = library
         params = (sotto_library.Param * len(tensors))()
         for i, (param, tensor) in enumerate(zip(params, tensors)):
@@ -146,8 +155,8 @@ class Rank:
             param.param = sotto_library.buffer(tensor)
         self.handle = c.c_void_p()
         library.call("sotto_outer_create", comm, text.encode(), params, c.c_uint64(len(tensors)), c.byref(self.handle))
+        self.call("set", b"lr", c.c_double(gamma))
         if blob is not None:
-            self.call("set", b"lr", c.c_double(GAMMA))
             self.call("state_import", 1, blob, c.c_uint64(len(blob)))
 
     def call(self, name, *arguments):
@@ -185,10 +194,10 @@ def payload_of(codec, world, rank):
     return sum(own) - sum(own[mine]) + (world - 1) * sum(list(sizes(TopK(SIZES, world, codec).server_k()))[mine])
 
 
-def compare(library, name, settings, world, poison=None, averages=None, text=None, host_of=None):
+def compare(library, name, settings, world, poison=None, averages=None, text=None, host_of=None, gamma=GAMMA):
     """poison: an inner step that the last rank, or all of them, end with NaN. averages(Outer): gives the model others; text
     and host_of: the library's settings and hosts with them."""
-    model, ours = Toy(settings, world), Toy(settings, world)
+    model, ours = (Toy(settings, world, gamma=gamma) for _ in range(2))
     if averages is not None:
         averages(model.outer)
     wanted = []
@@ -217,8 +226,7 @@ def compare(library, name, settings, world, poison=None, averages=None, text=Non
 
     def train(comm, rank):
         mine = ours.live[rank]
-        outer = Rank(library, comm, text, mine)
-        outer.call("set", b"lr", c.c_double(GAMMA))
+        outer = Rank(library, comm, text, mine, gamma)
         for step in range(STEPS):
             if meet.wait() == 0:
                 inner(ours)
@@ -233,7 +241,7 @@ def compare(library, name, settings, world, poison=None, averages=None, text=Non
                 outer.call("destroy")
                 for x in mine:
                     x[:] = np.nan
-                outer = Rank(library, comm, text, mine, blob)
+                outer = Rank(library, comm, text, mine, gamma, blob)
             outer.call("step", None, None)
             same_bits(wanted[step][rank], np.concatenate(mine), f"{name}, {world} ranks, rank {rank}, step {step + 1}: ")
         for what in ("flush", "flush again"):
@@ -279,13 +287,15 @@ def compare_gradients(library, world, **keys):
 def main():
     library = sotto_library.Library(sys.argv[1])
     failed = 0
-    cases = {name: (make, None) for name, make in {**CASES, **MORE}.items() if name not in WITHOUT}
-    for name, (make, poison) in {**cases, **POISONED}.items():
+    cases = {name: (make, {}) for name, make in {**CASES, **MORE}.items() if name not in WITHOUT}
+    cases.update({name: (make, {"poison": step}) for name, (make, step) in POISONED.items()})
+    cases.update({name: (make, {"gamma": gamma}) for name, (make, gamma) in RATES.items()})
+    for name, (make, options) in cases.items():
         if len(sys.argv) > 2 and sys.argv[2] not in name:
             continue
         for world in WORLDS + (GROUPED_WORLDS if name in GROUPED else ()):
             try:
-                compare(library, name, make(world), world, poison)
+                compare(library, name, make(world), world, **options)
             except Exception as error:  # pylint: disable=broad-except
                 failed += 1
                 print(f"failed  {name}, {world} ranks: {str(error)[:300]}")
