@@ -367,6 +367,37 @@ def test_a_process_may_end_with_operations_in_flight():
         assert "signal" not in run.stderr, run.stderr
 
 
+EARLY = """
+import sys, time
+import numpy as np, sotto
+comm = sotto.init_process_group(timeout=60)
+x = np.full(1000, comm.rank, np.float32)
+if sys.argv[1] == "optimizer":
+    kept = sotto.optim.Optimizer([(np.zeros_like(x), np.zeros_like(x))], kind="Adam", lr=1)
+elif sys.argv[1] == "codec":
+    kept = comm.codec("int8", x)
+elif sys.argv[1] == "split":
+    kept = comm.split(0)
+comm.barrier().wait()
+if comm.rank != 0:
+    time.sleep(0.5)
+comm.broadcast(x).wait()
+assert (x == 0).all()
+"""
+
+
+@pytest.mark.parametrize("left", ["comm", "optimizer", "codec", "split"])
+def test_a_process_may_end_before_others_have_read_what_it_sent(left):
+    run = subprocess.run(
+        [sotto_run(), "-n", "2", "--", sys.executable, "-W", "ignore", "-c", EARLY, left],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
 LOST = """
 import os, sys
 import numpy as np, sotto

@@ -6,6 +6,7 @@ import ctypes as c
 import os
 import sys
 import warnings
+import weakref
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
@@ -30,6 +31,7 @@ class HandleOwner:
         self._lib = lib
         self._value: int | None = handle.value
         self._pid = os.getpid()
+        living.add(self)
 
     @property
     def closed(self) -> bool:
@@ -104,6 +106,9 @@ class HandleOwner:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
         if self._idle() and not getattr(inside_callback, "active", False):
             getattr(self._lib.functions, self._destroy)(self._value)
+
+
+living: weakref.WeakSet[HandleOwner] = weakref.WeakSet()  # and those that were closed
 
 
 class Context(HandleOwner):

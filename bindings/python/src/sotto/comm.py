@@ -87,6 +87,9 @@ class Comm(Exchanges, HandleOwner):
         state = ", closed" if self.closed else ""
         return f"<sotto.Comm rank {self._rank} of {self._size}{state}>"
 
+    def _idle(self) -> bool:
+        return bool(self.report("waiting")["operations_in_flight"] == 0)
+
     def _live_context(self) -> HandleOwner:
         self._check_process()
         if self._context is None:

@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 from ._frameworks import has_process_group, meeting
+from ._handle import Context, HandleOwner, living
 from .comm import Comm
 from .create import AllGather, UniqueId, create_comm
 from .errors import InvalidStateError, SottoError
@@ -110,10 +111,15 @@ def meet(comm: Comm | None, timeout: float | None = None) -> Comm:
 
 @atexit.register
 def _leave() -> None:
-    """A process that just ends may cut off what the other ranks have not read yet."""
-    comm = _default
-    if comm is None or comm.closed or comm._pid != os.getpid():
-        return
+    """A process that just ends may cut off what the other ranks have not read yet, and is lost to
+    ranks that go on in other comms. Codecs and optimizers keep connections open, so they go too."""
+    mine = [owner for owner in living if owner._pid == os.getpid() and not owner.closed]
     with contextlib.suppress(SottoError):
-        if comm.report("waiting")["operations_in_flight"] == 0:
-            comm.close()
+        if not all(owner._idle() for owner in mine):
+            return
+    for owner in sorted(mine, key=lambda owner: isinstance(owner, Comm)):
+        with contextlib.suppress(SottoError):
+            if isinstance(owner, Comm):
+                owner.close()
+            elif not isinstance(owner, Context):
+                HandleOwner.close(owner)  # not what a class does besides

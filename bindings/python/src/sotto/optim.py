@@ -172,6 +172,14 @@ class Optimizer(Registered):
     def _kept(self) -> list[Any]:
         return [*super()._kept(), self._grads]
 
+    def _idle(self) -> bool:
+        outer, info, functions = c.c_void_p(), abi.OuterInfo(), self._lib.functions
+        if functions.sotto_optim_outer(self._handle, c.byref(outer)) < 0:
+            return True  # it has no outer steps
+        status = functions.sotto_outer_get_info(outer, c.byref(info))
+        functions.sotto_outer_destroy(outer)
+        return bool(status >= 0 and info.in_flight == 0)
+
     def step(self, *, timeout: float | None = None) -> Work:
         """One step with what is in the grad arrays now: averages, clips, updates the parameters.
 

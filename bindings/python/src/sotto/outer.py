@@ -192,6 +192,9 @@ class Outer(Registered):
         finally:
             self._swap_back(timeout)
 
+    def _idle(self) -> bool:
+        return self.info().in_flight == 0
+
     def _whose(self) -> Registered:
         """Whose params the anchor takes the place of: those of the optimizer that has the steps."""
         return self._keep[0] if isinstance(self._keep[0], Optimizer) else self
