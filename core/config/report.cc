@@ -201,7 +201,7 @@ Json memory_json(const Config& config, const Request& request) {
                                                     {"v", b.v},
                                                     {"residuals", b.residuals},
                                                     {"bits", b.bits},
-                                                    {"codec_scratch", b.scratch}};
+                                                    {"scratch", b.scratch}};
   for (const auto& [name, bytes] : items) {
     if (bytes != 0) out[name] = bytes;
   }

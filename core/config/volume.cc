@@ -53,6 +53,12 @@ SparseBytes sparse_sizes(const SparseSettings& s, uint64_t n, uint64_t w) {
   return most;
 }
 
+// What a full-precision average needs: the averages, and windows of what arrives.
+uint64_t average_scratch(const Config& config, uint64_t n) {
+  const uint64_t bytes = communication_bytes(config) * n;
+  return bytes + std::min(kHeldWindowBytes, bytes);
+}
+
 bool is_16_bit(const Config& config) { return config.fp16.enabled || config.bf16_enabled; }
 
 }  // namespace
@@ -135,6 +141,8 @@ MemoryBytes memory_bytes(const Config& config, uint64_t world, uint64_t n_params
   const OptimizerType& type = optimizer_type(kind);
   if (type.variance) b.v = moment;
   if (type.has_betas || config.optimizer.params.sgd.momentum > 0) b.m = moment;
+  const bool averages = world > 1 && (!codec || type.one_bit);
+  if (averages) b.scratch = average_scratch(config, n_params);
   if (!codec) return b;
   // The server's errors before and after a step.
   if (codec->residual) b.residuals = floats;
@@ -143,10 +151,10 @@ MemoryBytes memory_bytes(const Config& config, uint64_t world, uint64_t n_params
   const uint64_t payload = sparse ? 0 : codec->unit().bytes_of(sizes.flat);
   const bool scales = codec->row().scales;
   if (scales) b.bits = 2 * payload;
-  // The payloads of all ranks, or what goes out and comes in.
+  // The payloads of all ranks, or what goes out and comes in. Steps of all stages share scratch.
   if (world > 1) {
-    b.scratch = sparse ? sparse_sizes(codec->sparse, n_params, world).scratch : 2 * payload;
-    if (scales) b.scratch += payload / world + 4 * sizes.chunk;
+    b.scratch = std::max(
+        b.scratch, sparse ? sparse_sizes(codec->sparse, n_params, world).scratch : 2 * payload);
   }
   if (!type.one_bit) {
     // Averages, and results that are no part of the state.

@@ -40,6 +40,9 @@ const Stages& stages_of(const Config& config);
 // updates: length of the run, at most 2^53.
 UpdateCounts count_updates(const Config& config, uint64_t updates);
 
+// Windows of a full-precision average: as in iface/transport.h.
+inline constexpr uint64_t kHeldWindowBytes = 12 << 20;
+
 // Bytes on one rank; 0: not there.
 struct MemoryBytes {
   uint64_t parameters = 0;  // fp32, of the training program, as the following two
@@ -49,7 +52,7 @@ struct MemoryBytes {
   uint64_t v = 0;
   uint64_t residuals = 0;
   uint64_t bits = 0;     // packed signs that stay: of the momentum, and of valid elements
-  uint64_t scratch = 0;  // of one compressed step
+  uint64_t scratch = 0;  // of the step that needs most
   // OptimizerType::late_arrays, with their names.
   std::vector<std::pair<std::string_view, uint64_t>> arrays;
   // What the library holds.

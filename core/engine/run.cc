@@ -7,19 +7,22 @@
 
 namespace sotto {
 
-PreparedPlan::PreparedPlan(std::shared_ptr<const Plan> plan, std::shared_ptr<Device> device)
-    : plan_(std::move(plan)), device_(std::move(device)) {}
+PreparedPlan::PreparedPlan(std::shared_ptr<const Plan> plan, std::shared_ptr<Device> device,
+                           std::shared_ptr<ScratchPool> scratch)
+    : plan_(std::move(plan)),
+      device_(std::move(device)),
+      scratch_(scratch != nullptr ? scratch : std::make_shared<ScratchPool>(device_)),
+      shares_scratch_(scratch != nullptr) {}
 
 PreparedPlan::~PreparedPlan() {
-  for (auto& run : free_) {
-    device_->free(run->scratch, std::max<uint64_t>(plan_->arenas.scratch, 1));
-    device_->free_host(run->host, plan_->arenas.host);
-  }
+  for (auto& run : free_) device_->free_host(run->host, plan_->arenas.host);
 }
 
 Result<std::shared_ptr<PreparedPlan>> PreparedPlan::make(std::shared_ptr<const Plan> plan,
-                                                         std::shared_ptr<Device> device) {
-  std::shared_ptr<PreparedPlan> prepared(new PreparedPlan(std::move(plan), std::move(device)));
+                                                         std::shared_ptr<Device> device,
+                                                         std::shared_ptr<ScratchPool> scratch) {
+  std::shared_ptr<PreparedPlan> prepared(
+      new PreparedPlan(std::move(plan), std::move(device), std::move(scratch)));
   const Plan& p = *prepared->plan_;
   if (p.calls == 0) return prepared;
   std::vector<KernelCall> calls;
@@ -64,6 +67,13 @@ Result<std::unique_ptr<Run>> PreparedPlan::acquire() {
     SOTTO_ASSIGN(run, make_run());
   }
   const Plan& p = *plan_;
+  Result<ScratchBlock> block = scratch_->take(p.arenas.scratch);
+  if (!block.ok()) {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(std::move(run));
+    return block.status();
+  }
+  bind_scratch(*run, *block);
   run->steps.reset(p);
   std::fill(run->events.begin(), run->events.end(), StepEvent{});
   for (Run::Announce& a : run->announce) {
@@ -79,19 +89,11 @@ Result<std::unique_ptr<Run>> PreparedPlan::make_run() {
   auto run = std::make_unique<Run>();
   const Plan& p = *plan_;
   run->plan = plan_;
-  SOTTO_ASSIGN(run->scratch, device_->alloc(std::max<uint64_t>(p.arenas.scratch, 1)));
-  Result<void*> host = device_->alloc_host(p.arenas.host);
-  if (!host.ok()) {
-    device_->free(run->scratch, std::max<uint64_t>(p.arenas.scratch, 1));
-    return host.status();
-  }
-  run->host = *host;
+  SOTTO_ASSIGN(run->host, device_->alloc_host(p.arenas.host));
   run->bases.assign(p.slots.size(), nullptr);
   for (size_t s = 0; s < p.slots.size(); ++s) {
     const Slot& slot = p.slots[s];
     if (slot.alias_of != kNoSlot) continue;
-    if (slot.kind == SlotKind::kScratch)
-      run->bases[s] = static_cast<std::byte*>(run->scratch) + slot.arena_offset;
     if (slot.kind == SlotKind::kHost)
       run->bases[s] = static_cast<std::byte*>(run->host) + slot.arena_offset;
     if (slot.kind == SlotKind::kConstant) run->bases[s] = const_cast<void*>(slot.constant);
@@ -107,14 +109,26 @@ Result<std::unique_ptr<Run>> PreparedPlan::make_run() {
   return run;
 }
 
+void PreparedPlan::bind_scratch(Run& run, const ScratchBlock& block) const {
+  const bool elsewhere = run.scratch.memory != block.memory;
+  run.scratch = block;
+  if (!elsewhere) return;
+  for (size_t s = 0; s < plan_->slots.size(); ++s) {
+    const Slot& slot = plan_->slots[s];
+    if (slot.alias_of == kNoSlot && slot.kind == SlotKind::kScratch)
+      run.bases[s] = static_cast<std::byte*>(block.memory) + slot.arena_offset;
+  }
+}
+
 void PreparedPlan::give_back(std::unique_ptr<Run> run) {
+  scratch_->give_back(run->scratch);
   std::lock_guard lock(mutex_);
   free_.push_back(std::move(run));
 }
 
 uint64_t PreparedPlan::held_bytes() const {
   std::lock_guard lock(mutex_);
-  return made_ * (plan_->arenas.scratch + plan_->arenas.host);
+  return made_ * plan_->arenas.host + (shares_scratch_ ? 0 : scratch_->held_bytes());
 }
 
 void Run::abort() const {

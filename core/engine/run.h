@@ -10,6 +10,7 @@
 
 #include "core/engine/device_queues.h"
 #include "core/engine/scheduler.h"
+#include "core/engine/scratch_pool.h"
 #include "core/iface/device.h"
 #include "core/plan/plan.h"
 
@@ -17,7 +18,7 @@ namespace sotto {
 
 struct Run {
   std::shared_ptr<const Plan> plan;
-  void* scratch = nullptr;   // device arena
+  ScratchBlock scratch;      // device arena
   void* host = nullptr;      // host arena
   std::vector<void*> bases;  // per slot
   StepStates steps;
@@ -55,8 +56,10 @@ struct Run {
 // A plan with its pool of runs and its kernels' tables, for one device.
 class PreparedPlan {
  public:
+  // scratch: a pool on the device; null: one of its own.
   static Result<std::shared_ptr<PreparedPlan>> make(std::shared_ptr<const Plan> plan,
-                                                    std::shared_ptr<Device> device);
+                                                    std::shared_ptr<Device> device,
+                                                    std::shared_ptr<ScratchPool> scratch = nullptr);
   ~PreparedPlan();
   PreparedPlan(const PreparedPlan&) = delete;
   PreparedPlan& operator=(const PreparedPlan&) = delete;
@@ -68,15 +71,20 @@ class PreparedPlan {
   // A run with its scratch and host slots bound; the caller binds the kBound slots. Threads: any.
   Result<std::unique_ptr<Run>> acquire();
   void give_back(std::unique_ptr<Run> run);
-  // Bytes held by runs that exist now.
+  // Bytes held by runs that exist now; those of a pool that others share are not counted.
   uint64_t held_bytes() const;
 
  private:
-  PreparedPlan(std::shared_ptr<const Plan> plan, std::shared_ptr<Device> device);
+  PreparedPlan(std::shared_ptr<const Plan> plan, std::shared_ptr<Device> device,
+               std::shared_ptr<ScratchPool> scratch);
   Result<std::unique_ptr<Run>> make_run();
+  // The run's slots lie in its block from now on.
+  void bind_scratch(Run& run, const ScratchBlock& block) const;
 
   std::shared_ptr<const Plan> plan_;
   std::shared_ptr<Device> device_;
+  std::shared_ptr<ScratchPool> scratch_;
+  const bool shares_scratch_;
   std::shared_ptr<const CallTables> tables_;
   mutable std::mutex mutex_;
   std::vector<std::unique_ptr<Run>> free_;

@@ -120,7 +120,8 @@ OpDescriptor Comm::point_to_point_descriptor(const CollectiveRequest& r, OpSigna
 }
 
 Result<std::shared_ptr<PreparedPlan>> Comm::prepare(LogicalPlan logical,
-                                                    const std::shared_ptr<Device>& device) const {
+                                                    const std::shared_ptr<Device>& device,
+                                                    std::shared_ptr<ScratchPool> scratch) const {
   const LinkTable& table = root_->channel->links();
   std::vector<LinkTarget> links;
   for (const Link& link : table.all()) {
@@ -136,7 +137,7 @@ Result<std::shared_ptr<PreparedPlan>> Comm::prepare(LogicalPlan logical,
   target.comm_size = size();
   target.channel = root_->channel->number();
   SOTTO_ASSIGN(std::shared_ptr<const Plan> plan, lower(std::move(logical), target));
-  return PreparedPlan::make(std::move(plan), device);
+  return PreparedPlan::make(std::move(plan), device, std::move(scratch));
 }
 
 Result<std::shared_ptr<PreparedPlan>> Comm::prepare(std::span<Call> calls) {
@@ -170,7 +171,10 @@ Result<std::shared_ptr<PreparedPlan>> Comm::prepare(std::span<Call> calls) {
     SOTTO_ASSIGN(const CollectiveSlots slots, emit_collective(builder, requests[i]));
     builder.collective(slots);
   }
-  SOTTO_ASSIGN(std::shared_ptr<PreparedPlan> plan, prepare(builder.take(), device));
+  auto scratch = std::ranges::find(scratch_, device, &ScratchPool::device);
+  if (scratch == scratch_.end())
+    scratch = scratch_.insert(scratch, std::make_shared<ScratchPool>(device));
+  SOTTO_ASSIGN(std::shared_ptr<PreparedPlan> plan, prepare(builder.take(), device, *scratch));
   cache_.push_front({std::move(requests), plan});
   if (cache_.size() > kCachedPlans) cache_.pop_back();
   return plan;

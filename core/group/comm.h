@@ -122,9 +122,10 @@ class Comm : public std::enable_shared_from_this<Comm> {
   // The executable plan of calls, which are on one device, from a cache. Nothing is sent. What
   // requests have of the comm is filled in: sizes of messages, native collectives, levels.
   Result<std::shared_ptr<PreparedPlan>> prepare(std::span<Call> calls);
-  // Lowers any plan for this comm's links and a device.
-  Result<std::shared_ptr<PreparedPlan>> prepare(LogicalPlan plan,
-                                                const std::shared_ptr<Device>& device) const;
+  // Lowers any plan for this comm's links and a device. scratch: as PreparedPlan::make.
+  Result<std::shared_ptr<PreparedPlan>> prepare(
+      LogicalPlan plan, const std::shared_ptr<Device>& device,
+      std::shared_ptr<ScratchPool> scratch = nullptr) const;
 
   // Starts a prepared plan of one descriptor as the next collective of this comm. `bind` fills the
   // bound slots. The signature's chain is filled in here. capture: the plan's device, which
@@ -203,6 +204,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   std::shared_ptr<Parts> part_of_;  // of the comm that has made this one; null: it is no part
   std::map<int32_t, uint32_t> sent_to_, received_from_;  // point-to-point operations per peer
   std::list<CachedPlan> cache_;                          // most recent first
+  std::vector<std::shared_ptr<ScratchPool>> scratch_;    // of cached plans, one per device
 };
 
 // Signature of a request, without chain.

@@ -57,7 +57,8 @@ Result<OpRef> Optimizer::capture(const StepVariant& variant, CallOptions options
         "CUDA graph; let it happen first",
         data_.step + 1);
   }
-  SOTTO_ASSIGN(PreparedStep p, plans_.make(variant, plans_.accumulated(variant), graph, nullptr));
+  SOTTO_ASSIGN(PreparedStep p,
+               plans_.make(variant, plans_.accumulated(variant), graph, nullptr, nullptr));
   const std::shared_ptr<PreparedPlan> plan = p.plan;
   OpSignature s = signature(variant);
   s.tag = options.tag;

@@ -29,12 +29,16 @@ Result<PreparedStep*> StepPlans::get(const StepVariant& variant, LateSteps* late
   PreparedSteps& steps = late == nullptr ? prepared_ : late->prepared;
   const std::tuple key(variant.number, variant.together, accumulated(variant));
   if (const auto it = steps.find(key); it != steps.end()) return &it->second;
-  SOTTO_ASSIGN(PreparedStep p, make(variant, accumulated(variant), d_.access.device(), late));
+  const std::shared_ptr<Device>& device = d_.access.device();
+  std::shared_ptr<ScratchPool>& scratch = late == nullptr ? scratch_ : late->scratch;
+  if (scratch == nullptr) scratch = std::make_shared<ScratchPool>(device);
+  SOTTO_ASSIGN(PreparedStep p, make(variant, accumulated(variant), device, scratch, late));
   return &steps.insert_or_assign(key, std::move(p)).first->second;
 }
 
 Result<PreparedStep> StepPlans::make(const StepVariant& variant, bool accumulated,
                                      const std::shared_ptr<Device>& device,
+                                     std::shared_ptr<ScratchPool> scratch,
                                      const LateSteps* late) const {
   const Comm& comm = late == nullptr ? d_.ranks(variant.together) : *late->comm;
   StepShape shape = d_.step_shape(comm);
@@ -48,7 +52,7 @@ Result<PreparedStep> StepPlans::make(const StepVariant& variant, bool accumulate
   PreparedStep p;
   p.slots = std::move(step.slots);
   p.verdict = step.verdict;
-  SOTTO_ASSIGN(p.plan, comm.prepare(std::move(step.plan), device));
+  SOTTO_ASSIGN(p.plan, comm.prepare(std::move(step.plan), device, std::move(scratch)));
   return p;
 }
 
@@ -86,11 +90,12 @@ void StepPlans::bind(Run& run, const PreparedStep& p, const StepVariant& variant
 
 void StepPlans::clear() {
   prepared_.clear();
+  scratch_.reset();
   ++made_for_;
 }
 
 uint64_t StepPlans::bytes() const {
-  uint64_t bytes = 0;
+  uint64_t bytes = scratch_ == nullptr ? 0 : scratch_->held_bytes();
   for (const auto& [variant, step] : prepared_) bytes += step.plan->held_bytes();
   return bytes;
 }

@@ -45,8 +45,9 @@ struct LateSteps {
   // Of the optimizer's ranks, for these steps alone: gradients become ready beside collectives of
   // the optimizer's comm.
   std::shared_ptr<Comm> comm;
-  PreparedSteps prepared;     // StepPlans's
-  uint64_t prepared_for = 0;  // what these were made for
+  std::shared_ptr<ScratchPool> scratch;  // of all of them: one round is made at a time
+  PreparedSteps prepared;                // StepPlans's
+  uint64_t prepared_for = 0;             // what these were made for
 };
 
 class StepPlans {
@@ -62,8 +63,10 @@ class StepPlans {
   }
   // late: null: gradients are there.
   Result<PreparedStep*> get(const StepVariant& variant, LateSteps* late);
+  // scratch: as PreparedPlan::make.
   Result<PreparedStep> make(const StepVariant& variant, bool accumulated,
-                            const std::shared_ptr<Device>& device, const LateSteps* late) const;
+                            const std::shared_ptr<Device>& device,
+                            std::shared_ptr<ScratchPool> scratch, const LateSteps* late) const;
   void bind(Run& run, const PreparedStep& prepared, const StepVariant& variant) const;
   // What plans are made of has changed.
   void clear();
@@ -74,6 +77,7 @@ class StepPlans {
   const Algorithm& algorithm_;
   const LossScaler& scaler_;
   const Accumulation& accumulation_;
+  std::shared_ptr<ScratchPool> scratch_;  // of all of them: one step is made at a time
   PreparedSteps prepared_;
   uint64_t made_for_ = 0;  // counts clear()
 };

@@ -66,7 +66,7 @@ std::string_view StepRounds::why_not_hidden() const {
 }
 
 uint64_t StepRounds::bytes() const {
-  uint64_t bytes = 0;
+  uint64_t bytes = late_->scratch == nullptr ? 0 : late_->scratch->held_bytes();
   for (const auto& [variant, step] : late_->prepared) bytes += step.plan->held_bytes();
   return bytes;
 }

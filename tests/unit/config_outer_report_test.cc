@@ -111,7 +111,7 @@ TEST(ConfigOuterReport, StagesAreSharesOfLaunches) {
   const Json one_bit =
       report_of(R"({"optimizer": {"type": "OneBitAdam"}, "sotto": {"outer": {}}})", 4, 1000000);
   EXPECT_EQ(one_bit["stages"].size(), 1u);
-  EXPECT_EQ(one_bit["memory_bytes"].value("codec_scratch", 0), 0);
+  EXPECT_EQ(one_bit["memory_bytes"].value("scratch", 0), 0);
 }
 
 TEST(ConfigOuterReport, TheWholeRun) {

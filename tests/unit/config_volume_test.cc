@@ -8,6 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "core/iface/transport.h"
+
 namespace sotto {
 namespace {
 
@@ -147,9 +149,12 @@ TEST(ConfigVolume, MemoryByOptimizer) {
   };
   using Arrays = decltype(MemoryBytes::arrays);
   const MemoryBytes adam = of(OptimizerKind::kAdamW);
-  EXPECT_EQ(adam.state(), 8 * kN);
+  EXPECT_EQ(adam.scratch, 8 * kN);  // averages, and windows of as much where it is below 12 MiB
+  EXPECT_EQ(adam.state(), 16 * kN);
+  EXPECT_EQ(kHeldWindowBytes, HeldWindows{}.bytes);
   EXPECT_EQ(adam.gradients, 4 * kN);
-  EXPECT_EQ(of(OptimizerKind::kSgd).state(), 0u);
+  EXPECT_EQ(of(OptimizerKind::kSgd).state(), 8 * kN);
+  EXPECT_EQ(memory_bytes(Config{}, 1, kN).scratch, 0u);
   const MemoryBytes lamb = of(OptimizerKind::kOneBitLamb);
   EXPECT_EQ(lamb.m + lamb.v, 8 * kN);
   EXPECT_EQ(lamb.arrays, Arrays({{"den", 4 * kN}, {"vf", 4 * kN}}));
