@@ -166,8 +166,8 @@ Status state_export(const sotto_optim* optim, sotto_state_mode mode, void* buf, 
   if (!made_by_one_rank(checked)) {
     // Other ranks are asked only when the result has a place.
     SOTTO_TRY(CallbackScope::refuse_inside());
-    SOTTO_ASSIGN(*out_len, state_bytes(*optim->core, checked));
-    if (buf == nullptr || cap < *out_len) return ok_status();
+    SOTTO_ASSIGN(const uint64_t bytes, state_bytes(*optim->core, checked));
+    if (buf == nullptr || cap < bytes) return write_bytes(nullptr, bytes, nullptr, 0, out_len);
   }
   SOTTO_ASSIGN(const std::vector<std::byte> blob, export_state(*optim->core, checked));
   return write_bytes(blob.data(), blob.size(), buf, cap, out_len);
@@ -190,6 +190,11 @@ Status refused_by(std::string_view function, int32_t code) {
   return error(Code::kCancelled, "the {} function has returned {}", function, code);
 }
 
+// What one call of the caller's function moves.
+uint64_t part_of(std::span<const std::byte> bytes) {
+  return std::min<uint64_t>(bytes.size(), uint64_t{1} << 20);
+}
+
 Status state_write(const sotto_optim* optim, sotto_state_mode mode, sotto_write_fn write,
                    void* user) {
   if (write == nullptr) return invalid_argument("write is NULL");
@@ -201,9 +206,9 @@ Status state_write(const sotto_optim* optim, sotto_state_mode mode, sotto_write_
   // The other ranks count on this one in a collective, whatever has become of its bytes.
   Status refused;
   const auto sink = [&](std::span<const std::byte> bytes) -> Status {
-    if (refused.ok()) {
-      const CallbackScope inside;
-      const int32_t code = write(user, bytes.data(), bytes.size());
+    const CallbackScope inside;
+    for (; refused.ok() && !bytes.empty(); bytes = bytes.subspan(part_of(bytes))) {
+      const int32_t code = write(user, bytes.data(), part_of(bytes));
       if (code != 0) refused = refused_by("write", code);
     }
     return made_by_one_rank(checked) ? refused : ok_status();
@@ -218,8 +223,14 @@ Status state_read(sotto_optim* optim, sotto_state_mode mode, sotto_read_fn read,
   SOTTO_ASSIGN(const StateMode checked, take_optim_mode(*optim->core, mode));
   const ByteSource source = [&](uint64_t offset, std::span<std::byte> bytes) {
     const CallbackScope inside;
-    const int32_t code = read(user, offset, bytes.data(), bytes.size());
-    return code == 0 ? ok_status() : refused_by("read", code);
+    while (!bytes.empty()) {
+      const uint64_t part = part_of(bytes);
+      const int32_t code = read(user, offset, bytes.data(), part);
+      if (code != 0) return refused_by("read", code);
+      offset += part;
+      bytes = bytes.subspan(part);
+    }
+    return ok_status();
   };
   return import_state(*optim->core, checked, source, len);
 }

@@ -73,8 +73,8 @@ class Algorithm {
   virtual StepVariant next() const { return {}; }
   // What makes replicas equal that have made local steps; nothing: they are.
   virtual std::optional<StepVariant> synchronisation() const { return std::nullopt; }
-  // INVALID_STATE: a stage cannot begin with this state.
-  virtual Status check_start() const { return ok_status(); }
+  // Comes before the first step of a stage. INVALID_STATE: it cannot begin with this state.
+  virtual Status start_stage() { return ok_status(); }
   virtual StepPlan build(const StepVariant& variant, const StepShape& shape) const = 0;
   // Numbers of a group in that step, of each type that the plan's kernels read. Here: those that
   // all types have. An algorithm adds what is its own.

@@ -166,7 +166,7 @@ Status Optimizer::set_frozen(std::span<const uint8_t> frozen) {
   SOTTO_ASSIGN(std::vector<uint8_t> flags, data_.parameters.frozen_flags(frozen));
   if (flags == data_.parameters.frozen()) return ok_status();
   // What ranks have summed up since the last synchronisation is that of all parameters.
-  if (!algorithm_->restored_with(flags)) SOTTO_TRY(synchronise());
+  if (!algorithm_->restored_with(flags) && algorithm_->synchronisation()) SOTTO_TRY(synchronise());
   SOTTO_TRY(algorithm_->freeze(flags));
   data_.parameters.set_frozen(std::move(flags));
   plans_.clear();

@@ -57,7 +57,7 @@ StepShape OptimizerData::step_shape(const Comm& ranks) const {
     shape.copies.type = parameters[t].copy_dtype;
   }
   shape.frozen = parameters.frozen();
-  shape.masked = masked;
+  if (masked) shape.valid = "valid";
   shape.state = arrays["m"].type;
   shape.sizes = {ranks.segment_bytes(), ranks.held_windows()};
   shape.average.native = ranks.native();

@@ -137,7 +137,7 @@ Result<OpRef> Optimizer::begin(const CallOptions& options, const std::shared_ptr
           "the call's stream is being captured: a step whose gradients arrive while it runs is not "
           "part of a graph");
   }
-  if (variant.begins_stage) SOTTO_TRY(algorithm_->check_start());
+  if (variant.begins_stage) SOTTO_TRY(algorithm_->start_stage());
   followed_ = false;
   return launch(variant, options, late.get(), owner);
 }
@@ -155,7 +155,7 @@ Result<OpRef> Optimizer::step(const CallOptions& options) {
           "part of a graph; make the step outside of the capture");
     if (graph != nullptr) return capture(variant, options, std::move(graph));
   }
-  if (variant.begins_stage) SOTTO_TRY(algorithm_->check_start());
+  if (variant.begins_stage) SOTTO_TRY(algorithm_->start_stage());
   followed_ = outer_ != nullptr && outer_->due();
   if (!followed_) {
     Result<OpRef> op = launch(variant, options);

@@ -49,7 +49,7 @@ StepOperands::StepOperands(const StepShape& shape) : shape_(shape) {
   b_.committed(s.params, layout.tensors().size());
   if (s.copies != kNoSlot) b_.committed(s.copies, layout.tensors().size());
   b_.committed(bound_states_);
-  if (shape.masked) valid_ = bit_array("valid");
+  if (!shape.valid.empty()) valid_ = bit_array(shape.valid);
   tensor_steps_ = b_.scratch(tensors() * sizeof(TensorStep));
 }
 
@@ -116,12 +116,12 @@ uint32_t StepOperands::copied(uint32_t host, uint64_t bytes) {
 }
 
 OperandRef StepOperands::valid_operand(Access access, uint64_t begin) const {
-  if (!shape_.masked || shape_.compat) return absent();
+  if (shape_.valid.empty() || shape_.compat) return absent();
   return whole(valid_, access, begin / 8, (shape_.layout->flat_elements() - begin) / 8);
 }
 
 OperandRef StepOperands::mask_operand() const {
-  if (!shape_.masked) return absent();
+  if (shape_.valid.empty()) return absent();
   return whole(valid_, Access::kRead, 0, shape_.layout->flat_elements() / 8);
 }
 

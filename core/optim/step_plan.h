@@ -55,7 +55,7 @@ struct StepShape {
   ModelCopies copies;
   std::vector<uint8_t> frozen;        // flag per tensor: not updated; empty: none is
   StateType state = StateType::kF32;  // of m and v
-  bool masked = false;                // a mask of valid elements is bound
+  std::string_view valid;             // array of the bits of elements that count; empty: all do
   // The published arithmetic (specification, mode compat): padding is data of the layout, masks act
   // on what was averaged and nowhere else. There is a last group for padding.
   bool compat = false;

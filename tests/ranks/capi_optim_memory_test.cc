@@ -1,4 +1,6 @@
 // Parameters that move in memory or stand still, at the C ABI.
+#include <nlohmann/json.hpp>
+#include <string>
 #include <vector>
 
 #include "tests/ranks/capi_optim_model.h"
@@ -54,6 +56,85 @@ TEST(CapiOptim, ParametersThatMove) {
             OK(sotto_optim_destroy(b));
           }),
       "");
+}
+
+// Flags may change between micro-batches, where nothing has to be synchronised.
+TEST(CapiOptim, ParametersAreFrozenBetweenMicroBatches) {
+  EXPECT_EQ(run_world(2, kDefault,
+                      [](Member& self) {
+                        Model model(self.rank);
+                        sotto_optim* const optim = new_optim(self, kOneBitLamb, model);
+                        const uint8_t second[] = {0, 1};
+                        OK(sotto_optim_accumulate(optim, nullptr, nullptr));
+                        OK(sotto_optim_set_frozen(optim, second, 2));
+                        const std::vector<float> first = model.weights[0],
+                                                 before = model.weights[1];
+                        OK(sotto_optim_step(optim, nullptr, nullptr));
+                        require(model.weights[1] == before, "the frozen parameter");
+                        require(model.weights[0] != first, "the other parameter");
+                        OK(sotto_optim_destroy(optim));
+                      }),
+            "");
+}
+
+// A parameter without a gradient before compression cannot move behind it.
+TEST(CapiOptim, AParameterThatIsUnfrozenTooLateIsNamed) {
+  const Warnings warnings;
+  EXPECT_EQ(run_world(2, kDefault,
+                      [](Member& self) {
+                        Model model(self.rank);
+                        const std::vector<float> gradient = model.gradients[1];
+                        model.gradients[1].assign(gradient.size(), 0.0f);
+                        sotto_optim* const optim = new_optim(self, kOneBitLamb, model);
+                        const uint8_t first[] = {1, 0}, second[] = {0, 1}, none[] = {0, 0};
+                        OK(sotto_optim_set_frozen(optim, second, 2));
+                        for (int k = 0; k < 6; ++k) OK(sotto_optim_step(optim, nullptr, nullptr));
+                        OK(sotto_optim_set_frozen(optim, first, 2));
+                        model.gradients[1] = gradient;
+                        OK(sotto_optim_step(optim, nullptr, nullptr));
+                        OK(sotto_optim_set_frozen(optim, none, 2));  // the first one has moved
+                        OK(sotto_optim_destroy(optim));
+                      }),
+            "");
+  EXPECT_EQ(warnings.with("parameter \"b\" is no longer frozen and still stands still"), 2u);
+  EXPECT_EQ(warnings.with("is no longer frozen"), 2u);
+}
+
+// What a configuration's report says that the library holds, next to what it holds.
+TEST(CapiOptim, MemoryIsWhatTheReportSays) {
+  const char* const jsons[] = {
+      kLamb,
+      kOneBitAdam,
+      kOneBitLamb,
+      kZeroOneAdam,
+      R"({"optimizer": {"type": "SGD", "params": {"lr": 0.01, "momentum": 0.9}}})",
+      R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "sotto": {"state_dtype": "bf16"}})",
+      R"({"optimizer": {"type": "Lamb", "params": {"lr": 0.01}},
+          "sotto": {"gradient_codec": {"type": "int8"}}})",
+      R"({"optimizer": {"type": "Adam", "params": {"lr": 0.01}},
+          "sotto": {"gradient_codec": {"type": "onebit"}}})"};
+  constexpr uint64_t kN = 400'000;
+  for (const char* json : jsons) {
+    EXPECT_EQ(run_world(2, kDefault,
+                        [&](Member& self) {
+                          Model model(self.rank, {kN - 37, 37});
+                          sotto_optim* const optim = new_optim(self, json, model);
+                          for (int k = 0; k < 8; ++k) OK(sotto_optim_step(optim, nullptr, nullptr));
+                          sotto_optim_info info = SOTTO_OPTIM_INFO_INIT;
+                          OK(sotto_optim_get_info(optim, &info));
+                          const auto text = read_all([&](char* buf, uint64_t cap, uint64_t* len) {
+                            return sotto_config_report(json, self.size, kN, buf, cap, len);
+                          });
+                          const double said = nlohmann::json::parse(text)["memory_bytes"]["state"];
+                          const double held = static_cast<double>(info.state_bytes);
+                          require(
+                              std::abs(held / said - 1) < 0.02,
+                              std::to_string(held) + " held, " + std::to_string(said) + " said");
+                          OK(sotto_optim_destroy(optim));
+                        }),
+              "")
+        << json;
+  }
 }
 
 // A frozen parameter stands still with its momentum, in both stages, and moves on afterwards.

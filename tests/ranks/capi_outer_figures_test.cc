@@ -34,30 +34,6 @@ sotto_status round_with(sotto_outer* outer, OuterModel& model, int32_t rank,
   return sotto_outer_step(outer, nullptr, nullptr);
 }
 
-// Log lines of warnings, of all ranks of the process.
-class Warnings {
- public:
-  Warnings() { EXPECT_EQ(sotto_set_log(keep, this, 2), SOTTO_OK); }
-  ~Warnings() { EXPECT_EQ(sotto_set_log(nullptr, nullptr, 0), SOTTO_OK); }
-  Warnings(const Warnings&) = delete;
-  Warnings& operator=(const Warnings&) = delete;
-  uint64_t with(const std::string& words) const {
-    const std::lock_guard lock(mutex_);
-    return static_cast<uint64_t>(std::count_if(
-        lines_.begin(), lines_.end(),
-        [&](const std::string& line) { return line.find(words) != std::string::npos; }));
-  }
-
- private:
-  static void keep(void* self, int32_t, const char* line) {
-    auto* warnings = static_cast<Warnings*>(self);
-    const std::lock_guard lock(warnings->mutex_);
-    warnings->lines_.emplace_back(line);
-  }
-  mutable std::mutex mutex_;
-  std::vector<std::string> lines_;
-};
-
 // All ranks are told how many were left out; those that were are warned.
 TEST(CapiOuterNonfinite, SkipRank) {
   const Warnings warnings;
@@ -306,6 +282,29 @@ TEST(CapiOuterFigures, Norms) {
                         require(std::abs(info.step_norm / moved - 1) < 1e-6,
                                 "step_norm is " + std::to_string(info.step_norm) + ", not " +
                                     std::to_string(moved));
+                        OK(sotto_outer_destroy(outer));
+                      }),
+            "");
+}
+
+TEST(CapiOuterFigures, LossesAreThoseThatRanksHaveSet) {
+  EXPECT_EQ(run_world(3, {},
+                      [](Member& self) {
+                        OuterModel model;
+                        sotto_outer* outer = new_outer(self, json_of("0"), model);
+                        const auto of_average = [&] {
+                          for (int n = 0; n < 2; ++n) {
+                            model.add(1);
+                            step(outer);
+                          }
+                          return info_of(outer).loss;
+                        };
+                        require(std::isnan(info_of(outer).loss), "before the first average");
+                        require(std::isnan(of_average()), "nobody has set one");
+                        if (self.rank == 1) OK(sotto_outer_set(outer, "loss", 5));
+                        same(of_average(), 5.0, "of rank 1");
+                        if (self.rank != 1) OK(sotto_outer_set(outer, "loss", self.rank));
+                        same(of_average(), 7.0 / 3, "of all ranks");
                         OK(sotto_outer_destroy(outer));
                       }),
             "");

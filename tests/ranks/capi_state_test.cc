@@ -31,6 +31,9 @@ constexpr const char* kJsons[] = {
     R"({"optimizer": {"type": "ZeroOneAdam", "params": {"lr": 0.01, "var_freeze_step": 3,
         "var_update_scaler": 2, "local_step_scaler": 2, "local_step_clipper": 4}},
         "sotto": {"mode": "compat"}})"};
+constexpr const char* kOuterJson =
+    R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+        "sotto": {"outer": {"preset": "local_sgd", "period": 4}}})";
 constexpr sotto_state_mode kModes[] = {SOTTO_STATE_EXACT, SOTTO_STATE_RESET, SOTTO_STATE_MEAN};
 
 struct Model {
@@ -89,7 +92,9 @@ struct Stream {
 };
 
 TEST(CapiState, StreamsHaveTheBytesOfOneShot) {
-  for (const char* json : kJsons) {
+  std::vector<const char*> jsons(std::begin(kJsons), std::end(kJsons));
+  jsons.push_back(kOuterJson);
+  for (const char* json : jsons) {
     EXPECT_EQ(
         run_world(2, kDefault,
                   [&](Member& self) {
@@ -122,6 +127,39 @@ TEST(CapiState, StreamsHaveTheBytesOfOneShot) {
                   }),
         "")
         << json;
+  }
+}
+
+// Local steps with learning rate 0 move no parameter, and momentum of each rank all the same.
+TEST(CapiState, LocalStepsWithoutALearningRate) {
+  for (const char* json : {kJsons[5], kJsons[6]}) {
+    for (const sotto_state_mode mode : kModes) {
+      EXPECT_EQ(
+          run_world(3, kDefault,
+                    [&](Member& self) {
+                      Model model(self.rank, 3000), other(self.rank, 3000);
+                      sotto_optim* const optim = model.optim(self, json);
+                      model.train(optim, 0, 6);
+                      OK(sotto_optim_synchronize(optim, nullptr, nullptr));
+                      OK(sotto_optim_set(optim, "lr", -1, 0));
+                      model.train(optim, 6, 11);
+                      const std::string state = one_shot(optim, mode);
+                      sotto_optim* const restored = other.optim(self, json);
+                      OK(sotto_optim_state_import(restored, mode, state.data(), state.size()));
+                      other.train(restored, 11, 16);
+                      OK(sotto_optim_synchronize(restored, nullptr, nullptr));
+                      if (mode == SOTTO_STATE_EXACT) {
+                        OK(sotto_optim_set(optim, "lr", -1, NAN));
+                        model.train(optim, 11, 16);
+                        OK(sotto_optim_synchronize(optim, nullptr, nullptr));
+                        require(model.p == other.p, "the run goes on otherwise");
+                      }
+                      OK(sotto_optim_destroy(optim));
+                      OK(sotto_optim_destroy(restored));
+                    }),
+          "")
+          << json << mode;
+    }
   }
 }
 

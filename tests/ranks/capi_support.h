@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -165,5 +167,29 @@ inline std::string one_shot(const sotto_optim* optim, sotto_state_mode mode) {
     return sotto_optim_state_export(optim, mode, buffer, size, length);
   });
 }
+
+// Log lines of warnings, of all ranks of the process.
+class Warnings {
+ public:
+  Warnings() { EXPECT_EQ(sotto_set_log(keep, this, 2), SOTTO_OK); }
+  ~Warnings() { EXPECT_EQ(sotto_set_log(nullptr, nullptr, 0), SOTTO_OK); }
+  Warnings(const Warnings&) = delete;
+  Warnings& operator=(const Warnings&) = delete;
+  uint64_t with(const std::string& words) const {
+    const std::lock_guard lock(mutex_);
+    return static_cast<uint64_t>(std::count_if(
+        lines_.begin(), lines_.end(),
+        [&](const std::string& line) { return line.find(words) != std::string::npos; }));
+  }
+
+ private:
+  static void keep(void* self, int32_t, const char* line) {
+    auto* warnings = static_cast<Warnings*>(self);
+    const std::lock_guard lock(warnings->mutex_);
+    warnings->lines_.emplace_back(line);
+  }
+  mutable std::mutex mutex_;
+  std::vector<std::string> lines_;
+};
 
 }  // namespace sotto::test

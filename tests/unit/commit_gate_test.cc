@@ -110,7 +110,8 @@ std::vector<std::pair<std::string, StepShape>> shapes(const CompressedLayout& la
   half.average.postscale = 0.5f;
   StepShape& all = add("all");
   all.clip = 1;
-  all.accumulated = all.loss_scaled = all.masked = true;
+  all.accumulated = all.loss_scaled = true;
+  all.valid = "valid";
   return out;
 }
 
@@ -171,7 +172,7 @@ TEST_P(CommitGateUpdates, WithACodec) {
       shape.average.codec->kind = kind;
       shape.average.codec->block = kind == CodecKind::kInt8 ? 256 : 0;
       shape.average.postscale = 1;
-      shape.masked &= kind == CodecKind::kOnebit;
+      if (kind != CodecKind::kOnebit) shape.valid = {};
       return GetParam().build(shape);
     };
     expect_gated_everywhere(build, kTensors, kind == CodecKind::kInt8 ? 512 : 8,

@@ -5,6 +5,9 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "core/base/log.h"
+#include "core/base/text.h"
+
 namespace sotto {
 
 bool OneBitAlgorithm::masks_zero_variance() const {
@@ -22,7 +25,7 @@ Status OneBitAlgorithm::check_setting(std::string_view name, size_t group, doubl
 
 // zero_variance_policy "error": the stage does not start with elements that have never had a
 // gradient. v is the same on all ranks, so all of them stop here.
-Status OneBitAlgorithm::check_start() const {
+Status OneBitAlgorithm::start_stage() {
   if (d_.config.sotto.zero_variance_policy != ZeroVariancePolicy::kError) return ok_status();
   SOTTO_ASSIGN(const std::vector<float> v,
                d_.access.download<float>(d_.arrays.data("v"), d_.layout->flat_elements()));
@@ -57,10 +60,33 @@ bool OneBitAlgorithm::late_stage(uint64_t step) const {
 // ---- frozen parameters ----
 
 Status OneBitAlgorithm::freeze(const std::vector<uint8_t>& flags) {
+  SOTTO_TRY(warn_of_still(flags));
   SOTTO_TRY(momentum_to_floats());
   Frozen restored = std::exchange(restored_, {});  // as long as the parameters it is of
   if (restored.step != d_.step || restored.flags != flags) restored.exchanged.clear();
   return set_momentum_aside(d_.parameters.frozen(), flags, restored.exchanged);
+}
+
+Status OneBitAlgorithm::warn_of_still(const std::vector<uint8_t>& flags) const {
+  const std::vector<uint8_t>& before = d_.parameters.frozen();
+  if (!stage_started_ || !masks_zero_variance() || before.empty()) return ok_status();
+  SOTTO_ASSIGN(const std::vector<uint8_t> valid, d_.valid_bits());
+  const auto counts = [&](uint64_t f) { return ((valid[f / 8] >> (7 - f % 8)) & 1u) != 0; };
+  const auto some = [&](const Piece& p) {
+    uint64_t i = 0;
+    while (i < p.count && !counts(p.flat + i)) ++i;
+    return i < p.count;
+  };
+  for (uint32_t t = 0; t < before.size() && !valid.empty(); ++t) {
+    const bool trains = before[t] != 0 && (flags.empty() || flags[t] == 0);
+    if (!trains || d_.parameters[t].count == 0 || !d_.layout->compressed(t)) continue;
+    if (std::ranges::any_of(d_.layout->tensor_pieces(t), some)) continue;
+    log(LogLevel::kWarn,
+        "parameter \"{}\" is no longer frozen and still stands still: it had no gradient before "
+        "compression began, so it has no variance (sotto.zero_variance_policy \"mask\")",
+        printable(d_.parameters[t].name, 300));
+  }
+  return ok_status();
 }
 
 // Gives the momentum that was put aside back to the parameters with a flag in `back`, and puts

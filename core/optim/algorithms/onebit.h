@@ -17,7 +17,7 @@ class OneBitAlgorithm : public Algorithm {
   bool restored_with(const std::vector<uint8_t>& flags) const override {
     return restored_.step == d_.step && restored_.flags == flags;
   }
-  Status check_start() const override;
+  Status start_stage() override;
   void report_tensor(const TensorState& state, nlohmann::ordered_json* tensor) const override;
 
   Status describe(StateErrors errors, OptimSnapshot* s) override;
@@ -60,6 +60,8 @@ class OneBitAlgorithm : public Algorithm {
   };
   Result<Frozen> frozen_now() const;
   Status check_frozen(const OptimSnapshot& s) const;
+  // Says which parameters will train from now on by the flags, but cannot.
+  Status warn_of_still(const std::vector<uint8_t>& flags) const;
   Status set_momentum_aside(const std::vector<uint8_t>& back, const std::vector<uint8_t>& flags,
                             std::span<const float> exchanged);
 

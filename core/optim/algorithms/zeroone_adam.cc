@@ -28,6 +28,8 @@ enum : uint8_t {
 // What is exchanged.
 enum : uint8_t { kAverages = 0, kGradientBits = 2, kNothing = 3, kSumBits = 4, kForcedSumBits = 5 };
 
+constexpr StepVariant kForced{.number = kForcedSync, .traffic = kForcedSumBits, .update = false};
+
 bool any_moved(std::span<const double> lr_sums) {
   return std::any_of(lr_sums.begin(), lr_sums.end(), [](double sum) { return sum > 0; });
 }
@@ -120,11 +122,53 @@ StepVariant ZeroOneAdam::next() const {
 
 std::optional<StepVariant> ZeroOneAdam::synchronisation() const {
   if (!schedule_.counters().frozen || !stage_started_ || !any_moved(lr_sums_)) return std::nullopt;
-  return StepVariant{.number = kForcedSync, .traffic = kForcedSumBits, .update = false};
+  return kForced;
+}
+
+// An element that the new mask lets in has no error, but the scale of those that were encoded would
+// give it one: errors are kept as they are then, with scale 0.
+Status ZeroOneAdam::start_stage() {
+  SOTTO_TRY(OneBitAlgorithm::start_stage());
+  if (!mask_is_old_ || d_.compat() || d_.alone() || !masks_zero_variance()) return ok_status();
+  SOTTO_ASSIGN(const std::vector<uint8_t> valid, d_.valid_bits());
+  SOTTO_ASSIGN(const bool grows, mask_grows(valid));
+  if (!grows) return ok_status();
+  SOTTO_ASSIGN(const ErrorFeedback errors, d_.compressed.residual(valid));
+  return d_.compressed.restore(&errors);
+}
+
+Result<bool> ZeroOneAdam::mask_grows(const std::vector<uint8_t>& valid) const {
+  bool grows = false;
+  std::vector<float> v;
+  const auto look = [&](const TensorRun& run) -> Status {
+    if (grows || !d_.layout->compressed(run.tensor)) return ok_status();
+    const uint8_t* mask = d_.parameters[run.tensor].mask;
+    v.clear();
+    return run.each_part([&](const Piece&, uint64_t flat, uint64_t at, uint64_t n) -> Status {
+      for (uint64_t j = 0; j < n; ++j) {
+        const uint64_t f = flat + j;
+        const bool masked = mask != nullptr && mask[run.at + at + j] == 0;
+        if (masked || ((valid[f / 8] >> (7 - f % 8)) & 1u) != 0) continue;
+        if (v.empty()) {
+          v.resize(run.count);
+          SOTTO_TRY(read_state(d_.access, d_.arrays["v"], run, v.data()));
+        }
+        grows = grows || v[at + j] != 0;
+      }
+      return ok_status();
+    });
+  };
+  SOTTO_TRY(for_each_run(*d_.layout, false, look));
+  return grows;
 }
 
 StepPlan ZeroOneAdam::build(const StepVariant& variant, const StepShape& shape) const {
-  if (variant.number == kVariance) return build_adam_step(shape);
+  if (variant.number == kVariance) {
+    // Elements without variance get theirs: the callers' masks alone count.
+    StepShape all = shape;
+    if (!d_.compat()) all.valid = d_.arrays.has("base_valid") ? "base_valid" : "";
+    return build_adam_step(all);
+  }
   ZeroOneRequest r{shape, d_.codec->scale};
   if (variant.local) r.kind = ZeroOneUpdate::kLocal;
   if (variant.traffic == kSumBits) r.kind = ZeroOneUpdate::kSync;
@@ -167,6 +211,7 @@ void ZeroOneAdam::committed(const StepVariant& variant) {
     anchor_decays_[g] = sync ? 1.0 : next_anchor_decay(g);
   }
   if (sync || variant.traffic == kGradientBits) d_.compressed.flip();
+  local_steps_ = variant.local || (local_steps_ && !sync);
   if (!variant.update) return;
   mask_is_old_ = variant.number == kVariance;
   stage_started_ = frozen;
@@ -189,7 +234,7 @@ void ZeroOneAdam::report_settings(nlohmann::ordered_json* report) const {
 Status ZeroOneAdam::describe(StateErrors errors, OptimSnapshot* s) {
   SOTTO_TRY(OneBitAlgorithm::describe(errors, s));
   put_counters(schedule_.counters(), s);
-  const bool averaged = errors != StateErrors::kOwn && synchronisation();
+  const bool averaged = errors != StateErrors::kOwn && differs();
   s->put("lr_sums", averaged ? std::vector<double>(d_.groups.size(), 0.0) : lr_sums_);
   s->put("anchor_decays", averaged ? std::vector<double>(d_.groups.size(), 1.0) : anchor_decays_);
   const uint64_t bytes = stage_started_ ? d_.layout->elements() * 4 : 0;
@@ -208,7 +253,7 @@ Status ZeroOneAdam::common_run(const TensorRun& run, const std::vector<uint8_t>&
                                CommonRun* out) const {
   const ParamSpec& p = d_.parameters[run.tensor];
   ZeroOneGroupScalars group;
-  write_scalars(*synchronisation(), p.group, ScalarsRef(kScalarsType<ZeroOneGroupScalars>, &group));
+  write_scalars(kForced, p.group, ScalarsRef(kScalarsType<ZeroOneGroupScalars>, &group));
   CommonRun& o = *out;
   for (std::vector<float>* array : {&o.params, &o.m, &o.anchor, &o.sums, &o.v})
     array->assign(run.count, 0.0f);
@@ -263,7 +308,7 @@ std::optional<Status> ZeroOneAdam::stream(std::string_view array, StateErrors er
   if (array == "m") values = &CommonRun::m;
   if (array == "anchor") values = &CommonRun::anchor;
   if (array == "local_sum") values = &CommonRun::sums;
-  if (errors == StateErrors::kOwn || !synchronisation() || values == nullptr)
+  if (errors == StateErrors::kOwn || !differs() || values == nullptr)
     return OneBitAlgorithm::stream(array, errors, sink);
   const auto all = [&]() -> Status {
     SOTTO_ASSIGN(const std::vector<uint8_t> valid, d_.valid_bits());
@@ -304,15 +349,15 @@ Status ZeroOneAdam::restore(const OptimSnapshot& s) {
   const std::vector<double> none(d_.groups.size(), 0.0), whole(d_.groups.size(), 1.0);
   lr_sums_ = stage_started_ ? s.copy_of<double>("lr_sums") : none;
   anchor_decays_ = stage_started_ ? s.copy_of<double>("anchor_decays") : whole;
+  local_steps_ = true;  // there may have been
   mask_is_old_ = true;
   return ok_status();
 }
 
-// Between synchronisations ranks have but variance and anchor alike; in mode compat replicas keep
-// what rounding makes of them.
+// Between synchronisations ranks have but variance and anchor alike, also where learning rates were
+// 0; in mode compat replicas keep what rounding makes of them.
 std::vector<std::string_view> ZeroOneAdam::common_arrays(const OptimSnapshot& s) const {
-  if (says_late(s) && (any_moved(s.values<double>("lr_sums")) || d_.compat()))
-    return {"v", "anchor"};
+  if (says_late(s)) return {"v", "anchor"};
   return OneBitAlgorithm::common_arrays(s);
 }
 

@@ -15,6 +15,7 @@ class ZeroOneAdam final : public OneBitAlgorithm {
   std::span<const std::string_view> settable() const override;
   StepVariant next() const override;
   std::optional<StepVariant> synchronisation() const override;
+  Status start_stage() override;
   StepPlan build(const StepVariant& variant, const StepShape& shape) const override;
   void write_scalars(const StepVariant& variant, size_t group, ScalarsRef scalars) const override;
   void committed(const StepVariant& variant) override;
@@ -40,12 +41,17 @@ class ZeroOneAdam final : public OneBitAlgorithm {
   // This step's learning rates and decays added to those since the last synchronisation.
   double next_lr_sum(size_t group) const { return lr_sums_[group] + d_.groups.lr(group); }
   double next_anchor_decay(size_t group) const;
+  // Ranks have momentum of their own, also where no learning rate has moved a parameter.
+  bool differs() const { return stage_started_ && schedule_.counters().frozen && local_steps_; }
+  // Whether an element that was masked for want of variance has some now.
+  Result<bool> mask_grows(const std::vector<uint8_t>& valid) const;
   Status common_run(const TensorRun& run, const std::vector<uint8_t>& valid, CommonRun* out) const;
   Status read_local_sum(const ArrayReader& reader, const std::vector<double>& lr_sums,
                         OptimSnapshot* s) const;
 
   ZeroOneSchedule schedule_;
   std::vector<double> lr_sums_, anchor_decays_;  // per group, since the last synchronisation
+  bool local_steps_ = false;                     // there were some since then
   bool mask_is_old_ = true;                      // v has changed since the mask was made
 };
 

@@ -109,7 +109,7 @@ class ZeroOneStep {
   // The mask, and the denominator where the variance is frozen.
   void prepare() {
     const bool frozen = r_.kind != ZeroOneUpdate::kCompressed;
-    const bool renew = r_.shape.masked && !compat();
+    const bool renew = !r_.shape.valid.empty() && !compat();
     if (renew) {
       const Region valid{frame_.valid(), 0, layout_.flat_elements() / 8};
       r_.own_masks ? b_.copy(valid, {base_valid_, 0, valid.bytes}) : b_.fill(valid, 0xff);
