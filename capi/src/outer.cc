@@ -122,6 +122,7 @@ Status get_info(const sotto_outer* outer, sotto_outer_info* out_info) {
   out.payload_bytes_next_launch = i.payload_bytes_next_launch;
   out.header_bytes_next_launch = i.header_bytes_next_launch;
   out.state_bytes = i.state_bytes;
+  out.loss = i.update.loss;
   out.period = i.period;
   out.delay = i.delay;
   return put(out, out_info, offsetof(sotto_outer_info, period), "out_info");

@@ -84,7 +84,7 @@ struct OuterNormOp : OpBase {
 
  private:
   static float mean_of(const OuterNormArgs& a, const OuterMessage* messages) {
-    return outer_mean(a.averaged, count_outer_votes(messages, a.world).ranks);
+    return outer_mean(a.divided, count_outer_votes(messages, a.world).ranks);
   }
 };
 

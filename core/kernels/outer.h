@@ -100,14 +100,16 @@ struct OuterFactorsArgs {
   OuterPenaltyArgs penalty;
   bool normalised = false;     // momentum in the units of gradients (lr_normalised)
   bool clip_by_gamma = false;  // phi * gamma
-  bool averaged = false;       // a mean over ranks comes in place of a sum: a codec's
-  bool fails = false;          // a rank whose payload was not finite is an error
+  // By what the sum over ranks is divided already: 1: nothing; the world: a codec's mean, with
+  // zeros for ranks that do not take part; 0: the number of those that do.
+  uint32_t divided = 1;
+  bool fails = false;  // a rank whose payload was not finite is an error
   double alpha = 1, beta = 0, freshness = 0;
 };
 
 struct OuterNormArgs {
   uint32_t world = 1;
-  bool averaged = false;  // as OuterFactorsArgs
+  uint32_t divided = 1;  // as OuterFactorsArgs
 };
 
 struct OuterLimitArgs {
@@ -232,13 +234,14 @@ struct OuterSum {
 };
 
 // Numbers and factors of a boundary.
-//   ranks = messages with weight not 0. mean = 1 if averaged, else float(1 / ranks), 0 without
-//   ranks. numbers.gamma = normalised ? gamma : 1. alpha = float(args.alpha * numbers.gamma);
-//   last_alpha = segments[0].alpha, which becomes alpha. beta, freshness = float of the arguments.
-//   numbers.phi = phi * gamma if clip_by_gamma, else phi; limit = float(numbers.phi); shrink = 1.
-//   word = fails and a flag is raised, or no rank takes part and freshness is 0 ? kSkipNonfinite :
-//   kCommit. Unless it is kCommit the anchor does not move: gap and alpha of segments become 0.
-//   Where no rank takes part the penalty is "none", without a floor.
+//   ranks = messages with weight not 0. mean = float(divided / ranks), 0 without ranks; 1 if
+//   divided is 0. numbers.gamma = normalised ? gamma : 1. alpha = float(args.alpha *
+//   numbers.gamma); last_alpha = segments[0].alpha, which becomes alpha. beta, freshness = float of
+//   the arguments. numbers.phi = phi * gamma if clip_by_gamma, else phi; limit =
+//   float(numbers.phi); shrink = 1. word = fails and a flag is raised, or no rank takes part and
+//   freshness is 0 ? kSkipNonfinite : kCommit. Unless it is kCommit the anchor does not move: gap
+//   and alpha of segments become 0. Where no rank takes part the penalty is "none", without a
+//   floor.
 // Per segment, in float64:
 //   gap = !stale ? 0 : consensus ? messages[0].gap : segment.gap
 //   penalty "none": Lambda = 1.  "const": Lambda = constant.  Both: unit = 0.
@@ -274,7 +277,7 @@ struct OuterFactors {
 };
 
 // Block sums of u*u: u = sum * mean, or with an anchor (payload "params") u = anchor - sum * mean.
-// mean: as OuterFactors makes it of the messages, from `averaged`.
+// mean: as OuterFactors makes it of the messages, from `divided`.
 template <class T>
 struct OuterNormOperands {
   T sum{}, anchor{}, messages{}, sums{};

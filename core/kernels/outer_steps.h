@@ -18,9 +18,9 @@ struct OuterVotes {
   bool flagged = false;
 };
 
-SOTTO_HOST_DEVICE inline float outer_mean(bool averaged, uint32_t ranks) {
-  if (averaged) return 1.0f;
-  return ranks == 0 ? 0.0f : static_cast<float>(1.0 / ranks);
+SOTTO_HOST_DEVICE inline float outer_mean(uint32_t divided, uint32_t ranks) {
+  if (divided == 0) return 1.0f;
+  return ranks == 0 ? 0.0f : static_cast<float>(static_cast<double>(divided) / ranks);
 }
 
 SOTTO_HOST_DEVICE inline uint32_t outer_word(const OuterFactorsArgs& a, const OuterVotes& votes) {
@@ -59,7 +59,7 @@ SOTTO_HOST_DEVICE inline OuterNumbers outer_numbers(const OuterFactorsArgs& a,
   OuterNumbers n;
   n.phi = a.clip_by_gamma ? inputs.phi * inputs.gamma : inputs.phi;
   n.gamma = a.normalised ? inputs.gamma : 1.0;
-  n.mean = outer_mean(a.averaged, ranks);
+  n.mean = outer_mean(a.divided, ranks);
   n.alpha = static_cast<float>(a.alpha * n.gamma);
   n.last_alpha = last_alpha;
   n.beta = static_cast<float>(a.beta);
@@ -90,7 +90,7 @@ SOTTO_HOST_DEVICE inline double inner_unit(const OuterFactorsArgs& a, const Oute
                                            const OuterMessage* messages, uint32_t ranks) {
   const float sum = sum_of_ranks(
       a.world, [&](uint32_t r) { return messages[r].weight != 0 ? messages[r].inner_norm : 0.0f; });
-  const float mean = sum * outer_mean(false, ranks);
+  const float mean = sum * outer_mean(1, ranks);
   return inputs.period * static_cast<double>(mean);
 }
 

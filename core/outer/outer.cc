@@ -25,7 +25,15 @@ void add_report(OuterFragment& fragment, OuterUpdateInfo* info) {
     changed += static_cast<double>(factor.change) * factor.change;
     clipped += factor.clipped;
   }
-  for (const OuterMessage& message : report.messages) deltas += message.delta_sum;
+  double losses = 0;
+  uint32_t told = 0;
+  for (const OuterMessage& message : report.messages) {
+    deltas += message.delta_sum;
+    if (std::isnan(message.loss)) continue;
+    losses += message.loss;
+    ++told;
+  }
+  if (told != 0) info->loss = losses / told;
   info->votes = report.votes;
   info->step_norm = std::sqrt(changed);
   info->delta_norm = std::sqrt(deltas / static_cast<double>(report.messages.size()));
@@ -439,7 +447,7 @@ Result<OpRef> Outer::flush(const CallOptions& options) {
   }
   if (begun.ok()) {
     at_.flushed_at = at_.step;
-    if (sends) given_.votes = 0;
+    if (sends) given_.votes = given_.asks = 0;
     events_ = idle ? 0 : kOuterLaunched | kOuterConsumed;
   }
   return finish(begun, std::move(ops), options);

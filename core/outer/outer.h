@@ -33,10 +33,11 @@ inline constexpr uint32_t kOuterMeasuring = 16;  // period "auto" is not chosen 
 struct OuterUpdateInfo {
   double lambda = 1, gap = 0, unit = 0;
   double clip_fraction = 0;
-  double delta_norm = 0;    // root of the mean over ranks of the squared length of Delta
-  double step_norm = 0;     // of the anchor's update
-  uint32_t votes = 0;       // of all ranks
-  uint32_t not_finite = 0;  // ranks that it has left out
+  double delta_norm = 0;  // root of the mean over ranks of the squared length of Delta
+  double step_norm = 0;   // of the anchor's update
+  double loss = std::numeric_limits<double>::quiet_NaN();  // mean of those that ranks have told
+  uint32_t votes = 0;                                      // of all ranks
+  uint32_t not_finite = 0;                                 // ranks that it has left out
 };
 
 struct OuterInfo {

@@ -17,6 +17,12 @@ bool clips_by_gamma(const OuterConfig& c) {
          (c.clip.kind == OuterClip::kCoordinate || c.clip.kind == OuterClip::kNorm);
 }
 
+// OuterFactorsArgs, of an average.
+uint32_t divided(const OuterShape& shape, bool compressed) {
+  if (!compressed) return 1;
+  return shape.config->codec->row().sparse ? 0 : static_cast<uint32_t>(shape.size);
+}
+
 class OuterBuilder {
  public:
   // next: what is launched goes to a codec.
@@ -88,7 +94,8 @@ class OuterBuilder {
   void keep_sent();
   // Tensors as parts of a flat array, for a codec.
   uint32_t parts_of(OuterArray which);
-  void sum_in_full(OuterArray from);
+  void sum_in_full(uint32_t from);
+  uint32_t summand();
   CompressedMeanRequest mean_of_payload(OuterArray to, OuterArray weights);
   void compress();
 
@@ -96,6 +103,10 @@ class OuterBuilder {
   OuterArray launch_live() const {
     return x_.bytes_of(OuterArray::kLaunchLive) != 0 ? OuterArray::kLaunchLive
                                                      : OuterArray::kPayload;
+  }
+  // Progress counts from the payload, which so stays what it was also where the rank is left out.
+  bool counts_from_payload() const {
+    return s_.merge.kind == OuterMerge::kAddProgress && launch_live() == OuterArray::kPayload;
   }
   OuterMerge merge() const { return x_.last ? OuterMerge::kReset : s_.merge.kind; }
   OuterPenaltyArgs penalty() const;
@@ -169,9 +180,11 @@ void OuterBuilder::emit_launch() {
        .message = all_of(OuterArray::kMessage, Access::kWrite),
        .word = whole(word, Access::kWrite, 0, 4)},
       {}, OuterMessageArgs{n});
-  KernelOptions if_left_out;
-  if_left_out.predicate = {word, 0, kSkipNonfinite};
-  b_.fill({array(OuterArray::kPayload), 0, x_.bytes_of(OuterArray::kPayload)}, 0, if_left_out);
+  if (!counts_from_payload()) {
+    KernelOptions if_left_out;
+    if_left_out.predicate = {word, 0, kSkipNonfinite};
+    b_.fill({array(OuterArray::kPayload), 0, x_.bytes_of(OuterArray::kPayload)}, 0, if_left_out);
+  }
   if (x_.bytes_of(OuterArray::kLaunchLive) != 0) {
     b_.kernel<kernels::Pack>({.tensors = params(Access::kRead),
                               .flat = flat_of(OuterArray::kLaunchLive, Access::kWrite)},
@@ -207,10 +220,10 @@ uint32_t OuterBuilder::parts_of(OuterArray which) {
 }
 
 // Into the result.
-void OuterBuilder::sum_in_full(OuterArray from) {
+void OuterBuilder::sum_in_full(uint32_t from) {
   const uint64_t n = layout_.elements();
   if (x_.alone()) {
-    b_.copy({array(OuterArray::kResult), 0, n * 4}, {array(from), 0, n * 4});
+    b_.copy({array(OuterArray::kResult), 0, n * 4}, {from, 0, n * 4});
     return;
   }
   const uint64_t counts[] = {n};
@@ -222,7 +235,7 @@ void OuterBuilder::sum_in_full(OuterArray from) {
   r.layout = &layout;
   r.op = ReduceOp::kSum;
   r.group = kGroupRanks;
-  r.in_list = array(from);
+  r.in_list = from;
   r.out_flat = array(OuterArray::kResult);
   r.round = b_.next_round();
   r.segment_bytes = x_.sizes.segment_bytes;
@@ -246,13 +259,26 @@ void OuterBuilder::compress() {
   b_.set_verdict(b_.host(8), mean.exchange.gate);
 }
 
+// What of the payload goes into the sum.
+uint32_t OuterBuilder::summand() {
+  const uint32_t payload = array(OuterArray::kPayload);
+  if (!counts_from_payload()) return payload;
+  const uint64_t bytes = x_.bytes_of(OuterArray::kPayload);
+  const uint32_t summed = b_.scratch(bytes);
+  b_.copy({summed, 0, bytes}, {payload, 0, bytes});
+  KernelOptions if_left_out;
+  if_left_out.predicate = {array(OuterArray::kMessage), offsetof(OuterMessage, weight), 0};  // 0.0f
+  b_.fill({summed, 0, bytes}, 0, if_left_out);
+  return summed;
+}
+
 OuterPlan OuterBuilder::reduction(bool compressed) {
   constexpr uint64_t kBytes = sizeof(OuterMessage);
   const uint32_t messages = array(OuterArray::kMessages);
   b_.copy({messages, static_cast<uint64_t>(x_.rank) * kBytes, kBytes},
           {array(OuterArray::kMessage), 0, kBytes});
   if (!x_.alone()) emit_message_exchange(b_, x_.rank, x_.size, messages, kBytes, b_.next_round());
-  if (layout_.elements() != 0) compressed ? compress() : sum_in_full(OuterArray::kPayload);
+  if (layout_.elements() != 0) compressed ? compress() : sum_in_full(summand());
   out_.plan = b_.take();
   return std::move(out_);
 }
@@ -327,11 +353,12 @@ OperandRef OuterBuilder::norm_of_average(bool compressed) {
     anchor = flat_of(moved ? OuterArray::kLaunchAnchor : OuterArray::kAnchor, Access::kRead);
   }
   const uint32_t sums = block_scratch();
-  b_.kernel<kernels::OuterNorm>({.sum = flat_of(OuterArray::kResult, Access::kRead),
-                                 .anchor = anchor,
-                                 .messages = all_of(OuterArray::kMessages, Access::kRead),
-                                 .sums = blocks(sums, Access::kWrite)},
-                                pieces_, OuterNormArgs{static_cast<uint32_t>(x_.size), compressed});
+  b_.kernel<kernels::OuterNorm>(
+      {.sum = flat_of(OuterArray::kResult, Access::kRead),
+       .anchor = anchor,
+       .messages = all_of(OuterArray::kMessages, Access::kRead),
+       .sums = blocks(sums, Access::kWrite)},
+      pieces_, OuterNormArgs{static_cast<uint32_t>(x_.size), divided(x_, compressed)});
   return whole(sums, Access::kRead, 0, layout_.tensor_blocks() * 4);
 }
 
@@ -345,7 +372,7 @@ void OuterBuilder::emit_factors(const UpdateMemory& m, bool average, bool compre
   args.alpha = s_.rule.alpha;
   args.beta = s_.rule.beta;
   args.freshness = s_.rule.freshness;
-  args.averaged = compressed || !average;
+  args.divided = average ? divided(x_, compressed) : 0;
   if (average) {
     args.world = static_cast<uint32_t>(x_.size);
     args.penalty = penalty();
@@ -511,7 +538,7 @@ OuterPlan OuterBuilder::inner_sum() {
 
 OuterPlan OuterBuilder::agreement() {
   for (const OuterArray which : {OuterArray::kAnchor, OuterArray::kMomentum}) {
-    sum_in_full(which);
+    sum_in_full(array(which));
     b_.kernel<kernels::Convert>(
         {.x = list(parts_of(OuterArray::kResult), Access::kRead, 32),
          .y = list(parts_of(which), Access::kWrite, 32)},

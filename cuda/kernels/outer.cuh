@@ -99,7 +99,7 @@ struct OuterNormKernel : QuadOp {
       : sum(o.sum.flat<const float>()),
         anchor(o.anchor.flat<const float>()),
         sums_out(o.sums.flat<float>()),
-        mean(outer_mean(a.averaged,
+        mean(outer_mean(a.divided,
                         count_votes(o.messages.flat<const OuterMessage>(), a.world).ranks)) {}
 
   __device__ float* sums(uint32_t) const { return sums_out; }

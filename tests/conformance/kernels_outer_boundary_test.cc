@@ -242,7 +242,9 @@ void expect_factors(const Segments& s, FactorsCase c) {
   const OuterNumbers n = first<OuterNumbers>(out, o.numbers);
   EXPECT_EQ(n.phi, c.args.clip_by_gamma ? 0.35 * c.in.gamma : 0.35);
   EXPECT_EQ(n.gamma, c.args.normalised ? c.in.gamma : 1.0);
-  EXPECT_EQ(n.mean, c.args.averaged ? 1.0f : ranks == 0 ? 0.0f : static_cast<float>(1.0 / ranks));
+  EXPECT_EQ(n.mean, c.args.divided == 0 ? 1.0f
+                    : ranks == 0        ? 0.0f
+                                        : static_cast<float>(1.0 * c.args.divided / ranks));
   EXPECT_EQ(n.alpha, static_cast<float>(c.args.normalised ? 0.7 * c.in.gamma : 0.7));
   EXPECT_EQ(n.last_alpha, 0.9f);
   EXPECT_EQ(n.beta, static_cast<float>(0.2));
@@ -263,7 +265,7 @@ OuterFactorsArgs factors_args(OuterPenalty kind, uint32_t bits) {
   a.penalty.element = (bits & 4) != 0;
   a.normalised = (bits & 8) != 0;
   a.clip_by_gamma = (bits & 16) != 0;
-  a.averaged = (bits & 32) != 0;
+  if ((bits & 32) != 0) a.divided = (bits & 128) != 0 ? 7 : 0;
   a.fails = (bits & 64) != 0;
   a.alpha = 0.7;
   a.beta = 0.2;
@@ -280,7 +282,7 @@ TEST(KernelsOuterBoundary, FactorsFollowTheFormulas) {
   const Segments segments(&random);
   for (const OuterPenalty kind : {OuterPenalty::kNone, OuterPenalty::kConst, OuterPenalty::kGapRel,
                                   OuterPenalty::kGapEma, OuterPenalty::kGapInner}) {
-    for (uint32_t bits = 0; bits < 128; ++bits) {
+    for (uint32_t bits = 0; bits < 256; ++bits) {
       SCOPED_TRACE(std::to_string(static_cast<int>(kind)) + " " + std::to_string(bits));
       std::vector<OuterMessage> messages = messages_of_ranks(bits % 2 == 0 ? 3 : 19);
       if (random.below(2) != 0) messages.back().flags = kFlagNonfinite;

@@ -139,11 +139,11 @@ TEST(KernelsOuter, PaddingIsLeftAloneAndItsBlocksAreZero) {
   for (size_t b = 1; b < 4; ++b) EXPECT_EQ(sums[b], 0.0f);
 }
 
-KernelCase norm_case(const Layout& layout, bool by_chunk, bool params, bool averaged,
+KernelCase norm_case(const Layout& layout, bool by_chunk, bool params, uint32_t divided,
                      const std::vector<float>& sum, const std::vector<float>& anchor) {
   KernelCase work(KernelId::kOuterNorm);
   work.pieces = by_chunk ? layout.by_chunk : layout.by_tensor;
-  work.set_args(OuterNormArgs{4, averaged});
+  work.set_args(OuterNormArgs{4, divided});
   auto& o = work.named<kernels::OuterNorm>();
   o.sum = work.flat(sum);
   if (params) o.anchor = work.flat(anchor);
@@ -161,7 +161,8 @@ TEST(KernelsOuter, NormsEqualTheReferenceOnEveryTarget) {
       std::vector<float> anchor = random.normal(layout.padded);
       if ((variant & 2) != 0) random.sprinkle(&sum);
       for (const bool by_chunk : {false, true}) {
-        const KernelCase work = norm_case(layout, by_chunk, variant & 1, variant & 2, sum, anchor);
+        const KernelCase work =
+            norm_case(layout, by_chunk, variant & 1, variant & 2 ? 4 : 1, sum, anchor);
         EXPECT_EQ(compare_on_all_targets(work), "") << layout.elements() << ", " << variant;
       }
     }
@@ -173,12 +174,12 @@ TEST(KernelsOuter, NormsAreThoseOfTheAverageOverRanksThatTakePart) {
   const Layout layout = make_layout({200}, 1, 8);
   const std::vector<float> sum = random.normal(200), anchor = random.normal(200);
   for (const bool params : {false, true}) {
-    for (const bool averaged : {false, true}) {
-      KernelCase work = norm_case(layout, false, params, averaged, sum, anchor);
+    for (const uint32_t divided : {0, 1, 4}) {
+      KernelCase work = norm_case(layout, false, params, divided, sum, anchor);
       const size_t at = work.named<kernels::OuterNorm>().sums.at();
       double expected = 0;
       for (size_t i = 0; i < 200; ++i) {
-        const double mean = averaged ? sum[i] : sum[i] / 3.0;
+        const double mean = divided == 0 ? sum[i] : divided * sum[i] / 3.0;
         const double u = params ? anchor[i] - mean : mean;
         expected += u * u;
       }
@@ -191,8 +192,8 @@ TEST(KernelsOuter, NormsAreThoseOfTheAverageOverRanksThatTakePart) {
 TEST(KernelsOuter, NormsCountManyRanks) {
   for (const uint32_t world : {1u, 255u, 256u, 257u, 600u}) {
     KernelCase work =
-        norm_case(make_layout({8}, 1, 8), false, false, false, std::vector<float>(8, 2.0f), {});
-    work.set_args(OuterNormArgs{world, false});
+        norm_case(make_layout({8}, 1, 8), false, false, 1, std::vector<float>(8, 2.0f), {});
+    work.set_args(OuterNormArgs{world, 1});
     std::vector<OuterMessage> messages(world, message(0));
     messages.back().weight = 1;
     auto& o = work.named<kernels::OuterNorm>();

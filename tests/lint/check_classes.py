@@ -14,7 +14,7 @@ from sources import C_SUFFIXES, project_files, report
 LIMITS = {"methods": 40, "fields": 16}
 FOLDERS = ("capi", "core", "cuda", "transports")
 # A struct of the C ABI is flat: callers read its members by name, and it grows at its end.
-CEILINGS = {"sotto_outer_info": {"fields": 25}}  # by name without the namespace sotto: {kind: count}
+CEILINGS = {"sotto_outer_info": {"fields": 26}}  # by name without the namespace sotto: {kind: count}
 
 
 def _check_class(place, name, found, row):

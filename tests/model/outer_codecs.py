@@ -75,11 +75,12 @@ class TwoPhase:
         return finite
 
     def skip(self, rank, delta):
-        """Decided: a rank that is skipped is known before anything is encoded (14), so its residual stays."""
+        """Decided: a rank that is skipped encodes zeros, so what waits in its residual is sent."""
+        self.encode(rank, np.zeros_like(delta))
 
     def average(self, ranks):
-        share = f32(1) / f32(len(ranks))
-        a = sum_of_ranks([self.terms[r](share) if r in ranks else None for r in range(self.world)])
+        """Decided: servers divide by all ranks; receivers multiply with their number over that of those that count."""
+        a = sum_of_ranks([term(f32(1) / f32(self.world)) for term in self.terms])
         if self.residual:
             a = a + self.server
         y, finite = self.serve(a)
@@ -88,7 +89,7 @@ class TwoPhase:
             raise NonFinite("the average of the codec is not finite")
         if self.residual:
             self.server = a - y
-        return y
+        return y if len(ranks) == self.world else y * f32(self.world / len(ranks))
 
     def serve(self, a):
         return self.code(a)[:2]

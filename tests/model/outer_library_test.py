@@ -90,6 +90,12 @@ POISONED = {
     "topk, two phases, delay 4, NaN": (lambda w: sparse(w, {"delay": 4, "alpha": 0.5}, block=32, k=4, exchange="two_phase"), 6),
     "topk, delay 4, NaN": (lambda w: sparse(w, {"delay": 4, "alpha": 0.5}, block=32, k=4), 6),
     "fresh, topk, NaN": (lambda w: sparse(w, {"freshness": 0.5, "delay": 4, "alpha": 0.5}, block=32, k=4), 6),
+    # Codecs that divide by all ranks: the rank that is left out sends what it has kept of earlier rounds.
+    "int8, NaN": (lambda w: close(codec="int8", chunk_align=256), 6),
+    "bf16, NaN": (lambda w: close(codec="bf16"), 6),
+    "onebit, NaN": (lambda w: close(codec="onebit", chunk_align=64), 6),
+    "onebit, delay 4, NaN": (lambda w: close(delay=4, alpha=0.5, codec="onebit", chunk_align=64), 6),
+    "progress, params, NaN": (lambda w: close(payload="params", rule="none", merge="add_progress"), 6),
     "late, NaN": (lambda w: close(beta=0.2, penalty="gap_ema", clip="rms"), 6),
     "late, NaN everywhere": (lambda w: close(beta=0.2, penalty="gap_ema", clip="rms"), 6),
     "half fresh, NaN": (lambda w: close(freshness=0.5, beta=0.2, penalty="gap_ema", clip="rms"), 6),

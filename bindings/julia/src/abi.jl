@@ -201,6 +201,7 @@ struct sotto_outer_info
     state_bytes::UInt64
     period::UInt64
     delay::UInt64
+    loss::Float64
 end
 
 struct sotto_overlap_info

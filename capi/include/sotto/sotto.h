@@ -183,7 +183,8 @@ typedef struct sotto_comm_config {
 
 /* Called once when the operation has completed, on the thread that waits, tests or calls
  * sotto_context_poll, unless SOTTO_CALL_DONE_ANY_THREAD is set: then also on the library's own
- * thread. Must not call back into the library, except for sotto_op_error and sotto_op_test. */
+ * thread. Not called if none of these comes before the comm is destroyed. Must not call back into
+ * the library, except for sotto_op_error and sotto_op_test. */
 typedef void (*sotto_done_fn)(void* user, sotto_status status);
 
 #define SOTTO_CALL_DONE_ANY_THREAD 1u /* on_done may run on the library's own thread */
@@ -558,7 +559,7 @@ typedef struct sotto_op_stats {
   uint32_t struct_size;
   uint32_t reserved;
   int64_t launch_ns;  /* monotonic clock at the call */
-  int64_t start_ns;   /* first step ran; 0 before */
+  int64_t start_ns;   /* first step ran; 0 before completion */
   int64_t end_ns;     /* completed; 0 before */
   uint64_t kernel_ns; /* in kernels of this operation, on a device that runs them at once */
   uint64_t payload_bytes_planned; /* what this rank sends in this operation */
@@ -674,7 +675,8 @@ SOTTO_API sotto_status sotto_reduce_scatter(sotto_comm* comm, const sotto_buffer
  *   comm   [in]
  *   in     [in]  n buffers; part r goes to rank r. What lies between parts is not read
  *   out    [in]  n buffers of the same dtypes, written: out[i].count = parts[i].in_counts[rank]. In
- *                place: out[i].data is where this rank's part of in[i] lies
+ *                place: out[i].data is where this rank's part of in[i] lies, which no other part
+ *                overlaps
  *   n      [in]
  *   parts  [in]  n structs; in_counts are the same on all ranks, in_offsets a rank's own matter;
  *                out_counts and out_offsets must be NULL
@@ -861,7 +863,7 @@ SOTTO_API sotto_status sotto_group_end(sotto_comm* comm, const sotto_call* call,
  *  - of topk, which has none of the keys above (chunk_align too):
  *    block: 4096; a power of two, 8 to 4096: elements of a tensor, the last block may be shorter;
  *    k: 64; 1 to block: elements that are sent of a block, those with the largest magnitudes, of
- *    shorter blocks in proportion, at least one;
+ *    shorter blocks in proportion (to the nearest, halves up), at least one;
  *    bits: 2, 4, 8 or 32 of a value. 2: a sign and one of two magnitudes of the block;
  *    index: "ef" (default: Elias-Fano, or a bit per element where that is shorter), or "packed"
  *    (log2 block bits for each index);
@@ -889,14 +891,14 @@ SOTTO_API sotto_status sotto_group_end(sotto_comm* comm, const sotto_call* call,
  * where a is the largest |c| of the block; a block with a < 2^-120 becomes 0. So without residual a
  * result is off by at most twice the largest such error of its ranks and its server, and rounding.
  * topk instead sends (W - 1) P bytes, P the sum over blocks of m elements with k sent ones of I +
- * ceil(k bits / 8) + 4 (32 bits: 0): "packed" I = ceil(k ceil(log2 m) / 8), "ef" with l =
- * floor(log2(m / k)) I = min(ceil(k l / 8) + ceil((k + floor((m - 1) / 2^l)) / 8), ceil(m / 8)); 84
- * bytes for 4096 elements with k 64 and 2 bits. With exchange two_phase it sends P of the blocks of
- * others once and of its own, with k_server, W - 1 times: fewer bytes from W = 5 on with k 64 and 2
- * bits. Rank r serves blocks floor(r B / W) to floor((r + 1) B / W) - 1 of the B blocks of all
- * tensors, group by group and in their order. Elements that are not sent wait in the residual, so
- * there is no bound per element. Sums of finite values that overflow are Inf on all ranks; with
- * exchange two_phase they are NONFINITE.
+ * ceil(k bits / 8) + 4 (32 bits: 0): I = 0 where k is m, "packed" I = ceil(k ceil(log2 m) / 8),
+ * "ef" with l = floor(log2(m / k)) I = min(ceil(k l / 8) + ceil((k + floor((m - 1) / 2^l)) / 8),
+ * ceil(m / 8)); 84 bytes for 4096 elements with k 64 and 2 bits. With exchange two_phase it sends P
+ * of the blocks of others once and of its own, with k_server, W - 1 times: fewer bytes from W = 5
+ * on with k 64 and 2 bits. Rank r serves blocks floor(r B / W) to floor((r + 1) B / W) - 1 of the B
+ * blocks of all tensors, group by group and in their order. Elements that are not sent wait in the
+ * residual, so there is no bound per element. Sums of finite values that overflow are Inf on all
+ * ranks; with exchange two_phase they are NONFINITE.
  * With residual the sum of the results of T calls is off the sum of the means by the errors of the
  * last call only. onebit has no bound per element: see the residual. Where nothing is encoded (one
  * rank, one host with levels) values pass; else NaN, Inf, and what the type has no number for, fp16
@@ -1049,7 +1051,7 @@ SOTTO_API sotto_status sotto_optim_create(sotto_comm* comm, const char* json,
 /* One optimizer step with the gradients now in the parameters' grad buffers: averages them (full
  * precision, sotto.gradient_codec, or the compressed momentum), clips, updates the parameters,
  * advances step and learning-rate schedule. Collective. If the operation ends with an error nothing
- * was updated.
+ * was updated; error feedback is what it was but for one rounding.
  * With fp16.enabled gradients are divided by the loss scale. With a dynamic scale a step whose
  * gradients overflow on any rank updates nothing on any, halves the scale and is no error
  * (skipped_steps counts it), until sotto.max_consecutive_skips of them in a row are: NONFINITE.
@@ -1102,8 +1104,9 @@ SOTTO_API sotto_status sotto_optim_replay(sotto_optim* optim, sotto_op* op);
  * sums in float32 that the library keeps (4 bytes per element). The next sotto_optim_step takes the
  * mean of these and of the gradients it finds itself: of k + 1 micro-batches after k calls, in
  * every stage. Local: nothing is sent, but all ranks have to make the same number of calls. The
- * sums start anew after the step, whatever became of it; until then the state cannot be exported
- * nor the loss scale set. A trainer that averages micro-batches in its own buffers needs no call.
+ * sums start anew after the step, whatever became of it; until then the loss scale cannot be set,
+ * and exports do not have them. A trainer that averages micro-batches in its own buffers needs no
+ * call.
  *   optim  [in]
  *   call   [in]  may be NULL; reduce and codec must be zero
  *   out_op [out] as for sotto_optim_step; the buffers are free again when it has completed
@@ -1127,8 +1130,8 @@ SOTTO_API sotto_status sotto_optim_accumulate(sotto_optim* optim, const sotto_ca
  *   value [in] >= 0 and finite; betas: < 1; momentum, loss_scale: > 0; min_coeff <= max_coeff;
  *              scheduler_iteration: whole, -1 is the start
  * Threads: one per handle. Blocks: no. Errors: INVALID_ARGUMENT (unknown name, group or value),
- * BUSY (step in flight), INVALID_STATE (eps; fork). Nothing changes on error. Since: 0.1, names but
- * "lr", "weight_decay", "loss_scale": 0.2 */
+ * BUSY (step in flight), INVALID_STATE (eps; loss_scale with micro-batches; fork). Nothing changes
+ * on error. Since: 0.1, names but "lr", "weight_decay", "loss_scale": 0.2 */
 SOTTO_API sotto_status sotto_optim_set(sotto_optim* optim, const char* name, int32_t group,
                                        double value);
 
@@ -1186,6 +1189,7 @@ SOTTO_API sotto_status sotto_optim_report(const sotto_optim* optim, const char* 
 /* Exports this rank's state, parameters included, and changes nothing. In modes mean and reset 0/1
  * Adam's parameters and momentum are those of a synchronisation in full precision, the same on all
  * ranks. Micro-batches accumulated for the next step are no part of it, and an import drops them.
+ * Nor is what sotto_optim_set has set, but for loss_scale and scheduler_iteration.
  *   optim   [in]
  *   mode    [in]  SOTTO_STATE_...
  *   buf     [out] cap bytes; NULL or too small: nothing but out_len is written
@@ -1337,7 +1341,9 @@ SOTTO_API sotto_status sotto_optim_set_params(sotto_optim* optim, const sotto_bu
 /* Says which parameters the next steps leave as they are, momentum, variance and model copy
  * included; weight decay does not act. Their gradients are still averaged, count in the norm and
  * should be zero. Until the next call, also through imports; behind one, flags that the state had
- * change nothing. Steps of ranks that froze others are PROTOCOL. Error feedback goes on.
+ * change nothing. Steps of ranks that froze others are PROTOCOL. Error feedback goes on. With the
+ * 1-bit types a parameter that had no gradient before compression began has no variance and stands
+ * still behind it (zero_variance_policy "mask"); where it is no longer frozen a warning names it.
  *   optim  [in]
  *   frozen [in] n flags, in the order of registration: 1: frozen
  *   n      [in] number of parameters
@@ -1399,9 +1405,11 @@ SOTTO_API sotto_status sotto_optim_outer(sotto_optim* optim, sotto_outer** out_o
  *   outer [in]
  *   name  [in] "lr": the inner learning rate, for settings in its units (lr_normalised, clip_units
  *              "grad"); before the first call that of an imported state, or 1. "loss": what this
- *              rank tells the others with its next average. "weight": 1, or 0: this rank's inner
- *              steps do not count in the next averages. "retune", 1: all ranks measure a period
- *              "auto" anew when this rank's next average has been consumed; it stays until then
+ *              rank tells the others with its next averages (sotto_outer_info.loss). "weight": 1,
+ *              or 0: this rank's inner steps do not count in the next averages. With a codec other
+ *              than topk what it has kept of earlier ones still does. "retune", 1: all ranks
+ *              measure a period "auto" anew when this rank's next average has been consumed; it
+ *              stays until then
  *   value [in] finite
  * Threads: one per handle. Blocks: no. Errors: INVALID_ARGUMENT (unknown name, value), BUSY (step
  * in flight), INVALID_STATE (lr 0 or less with lr_normalised; retune of a period that is not
@@ -1506,11 +1514,12 @@ typedef struct sotto_outer_info {
   uint64_t state_bytes; /* memory held */
   uint64_t period;      /* inner steps from one launch of a fragment to the next, now */
   uint64_t delay;       /* inner steps from a launch to its consumption, now */
+  double loss;          /* mean of the "loss" that ranks had set at the last average; NaN: none */
 } sotto_outer_info;
 #define SOTTO_OUTER_INFO_INIT                                                                      \
   {                                                                                                \
     sizeof(sotto_outer_info), 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, \
-        0, 0, 0, 0, 0, 0, 0                                                                        \
+        0, 0, 0, 0, 0, 0, 0, 0.0                                                                   \
   }
 
 /* Reads the hot figures.
@@ -1542,8 +1551,9 @@ SOTTO_API sotto_status sotto_outer_state_export(const sotto_outer* outer, sotto_
  * not in them; a rank may import in mode exact beside others in mode common. From another number of
  * ranks live parameters become the anchor, and no average is under way.
  * Learning rates, momentum, penalty and clip may be others than those of the export. Nothing
- * changes on error. The first step or flush afterwards compares the states of the ranks, PROTOCOL
- * names those of another step or anchor.
+ * changes on error. Bits of sotto_outer_vote and a "retune" that no average has taken are dropped;
+ * "weight" and "loss" stay as they are here. The first step or flush afterwards compares the states
+ * of the ranks, PROTOCOL names those of another step or anchor.
  *   outer [in]
  *   mode  [in] SOTTO_STATE_EXACT, SOTTO_STATE_COMMON, SOTTO_STATE_RESET, SOTTO_STATE_MEAN
  *   buf   [in] what an export wrote
@@ -1617,7 +1627,7 @@ SOTTO_API sotto_status sotto_predict_report(const char* json, char* buf, uint64_
  *                      "order": "reversed" | "registered" | "observed", "unused": "error" | "zero",
  *                      "wire": "fp32" | "fp16" | "bf16", "codec": {...}}
  *                     A bucket ends with the gradient that makes it as long as its bytes, or
- *                     longer; the first one is shorter, so that something is sent early. order: in
+ *                     longer; the first one is shorter, not longer unless set. order: in
  *                     which gradients are put into buckets, and buckets are launched; "observed":
  *                     as "reversed" until a round has ended well, then that in which they became
  *                     ready on rank 0 (error feedback moves along). unused: what

@@ -260,6 +260,7 @@ class OuterInfo(Sized):
         ("state_bytes", c.c_uint64),
         ("period", c.c_uint64),
         ("delay", c.c_uint64),
+        ("loss", c.c_double),
     ]
 
 

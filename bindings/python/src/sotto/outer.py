@@ -112,6 +112,7 @@ class OuterInfo(NamedTuple):
     state_bytes: int
     period: int  # inner steps from one launch of a fragment to the next, now
     delay: int  # inner steps from a launch to its consumption, now
+    loss: float  # mean of what ranks had set() at the last average; NaN: none had
 
 
 class Outer(Registered):
@@ -222,8 +223,9 @@ class Outer(Registered):
     ) -> None:
         """What belongs to the next steps: see sotto_outer_set.
 
-        lr: the inner learning rate. loss: told to the other ranks. weight: 1, or 0: the inner steps
-        of this rank do not count. retune: all ranks measure a period "auto" anew.
+        lr: the inner learning rate. loss: told to the others with the next averages (info().loss).
+        weight: 1, or 0: the inner steps of this rank do not count. retune: all ranks measure a
+        period "auto" anew.
         Errors: InvalidArgumentError, InvalidStateError (lr, retune), BusyError.
         """
         values = {"lr": lr, "loss": loss, "weight": weight, "retune": 1 if retune else None}

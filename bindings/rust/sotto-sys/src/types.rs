@@ -230,6 +230,7 @@ pub struct sotto_outer_info {
     pub state_bytes: u64,
     pub period: u64,
     pub delay: u64,
+    pub loss: f64,
 }
 
 /// Hot figures of an overlap.
@@ -355,12 +356,13 @@ layout! {
         payload_bytes_next_step: 40, header_bytes_next_step: 48, state_bytes: 56,
         skipped_steps: 64, loss_scale: 72, micro_batches: 80,
     }
-    sotto_outer_info: 176 bytes, align 8 {
+    sotto_outer_info: 184 bytes, align 8 {
         struct_size: 0, events: 4, step: 8, round: 16, next_boundary: 24, fragments: 32,
         in_flight: 36, votes: 40, not_finite: 44, lambda: 48, gap: 56, unit: 64, clip_fraction: 72,
         delta_norm: 80, step_norm: 88, gain: 96, overlap_ratio: 104, contention: 112,
         network_ns: 120, exposed_ns: 128, payload_bytes_next_launch: 136,
         header_bytes_next_launch: 144, state_bytes: 152, period: 160, delay: 168,
+        loss: 176,
     }
     sotto_overlap_info: 88 bytes, align 8 {
         struct_size: 0, buckets: 4, rounds: 8, layout: 16, begin_to_last_ready_ns: 24,

@@ -81,6 +81,8 @@ pub struct OuterInfo {
     pub period: u64,
     /// Inner steps from a launch to its consumption, now.
     pub delay: u64,
+    /// Mean of the losses that ranks had set at the last average; NaN: none had.
+    pub loss: f64,
 }
 
 impl From<sys::sotto_outer_info> for OuterInfo {
@@ -110,6 +112,7 @@ impl From<sys::sotto_outer_info> for OuterInfo {
             state_bytes: c.state_bytes,
             period: c.period,
             delay: c.delay,
+            loss: c.loss,
         }
     }
 }

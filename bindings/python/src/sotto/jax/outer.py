@@ -247,9 +247,9 @@ class Outer:
         """What belongs to the next steps; see sotto.outer.Outer.set().
 
         lr: the inner learning rate, which settings in its units need, as preset "slowmo" has.
-        loss: told to the other ranks. weight: 1, or 0: the inner steps of this rank do not count,
-        as on a rank that has run out of samples. retune: all ranks measure a period "auto" anew.
-        States have lr and weight. Errors: InvalidArgumentError, InvalidStateError (lr, retune).
+        loss: told to the others (info().loss). weight: 1, or 0: this rank's inner steps do not
+        count, as on a rank that has run out of samples. retune: all ranks measure a period "auto"
+        anew. States have lr and weight. Errors: InvalidArgumentError, InvalidStateError (lr, retune).
         """
         self._outer.set(lr=lr, loss=loss, weight=weight, retune=retune)
         self._lr = self._lr if lr is None else float(lr)

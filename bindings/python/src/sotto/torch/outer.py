@@ -480,8 +480,9 @@ class Outer(Parameters):
     ) -> None:
         """What belongs to the next averages; see sotto.outer.Outer.set().
 
-        loss: told to the other ranks. weight: 1, or 0: the inner steps of this rank do not count,
-        as on a rank that has run out of samples; where parameters are cut, those of its replica.
+        loss: told to the others (info().loss). weight: 1, or 0: this rank's inner steps do not
+        count, as on a rank that has run out of samples; where parameters are cut, those of its
+        replica.
         retune: all ranks measure a period "auto" anew.
         Collective if no step was made yet. Errors: InvalidStateError (retune of another period).
         """

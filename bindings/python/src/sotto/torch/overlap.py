@@ -83,7 +83,8 @@ class Overlap:
     codec:           "int8", "onebit" or another kind of sotto.Codec, or a dict with its options:
                      compresses every bucket, with error feedback; None: nothing is compressed
     bucket_mb:       MiB of gradients that are sent together; None: 25
-    first_bucket_mb: those of the first bucket, so that something is sent early; None: 1
+    first_bucket_mb: those of the first bucket, so that something is sent early; None:
+                     1, or bucket_mb if that is less
     order:           of buckets: "reversed" (also None), "registered", or "observed": that in which
                      gradients became ready on rank 0 in the first backward()
     unused:          "error" (also None), or "zero": parameters that a backward() does not reach
