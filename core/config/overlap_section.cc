@@ -1,5 +1,7 @@
 #include "core/config/overlap_section.h"
 
+#include <algorithm>
+
 #include "core/config/document.h"
 #include "core/config/sections.h"
 
@@ -41,6 +43,8 @@ Result<ObjectReader> read_buckets(const Json& json, const std::string& path, Ove
                ObjectReader::open(json, ConfigSection::kOverlap, ~0u, path, findings));
   reader.get("first_bucket_bytes", config->first_bucket_bytes);
   reader.get("bucket_bytes", config->bucket_bytes);
+  if (reader.find("first_bucket_bytes") == nullptr)
+    config->first_bucket_bytes = std::min(config->first_bucket_bytes, config->bucket_bytes);
   read_word(reader, "order", config->order);
   read_word(reader, "unused", config->unused);
   return reader;

@@ -149,8 +149,8 @@ std::string Overlap::settings_text() const {
   const auto add = [&](std::string_view key, const auto& value) {
     text += fmt::format("{}={}\n", key, value);
   };
-  add("overlap.first_bucket_bytes", config_.first_bucket_bytes);
   add("overlap.bucket_bytes", config_.bucket_bytes);
+  add("overlap.first_bucket_bytes", config_.first_bucket_bytes);
   add("overlap.rounds", average_ == nullptr ? "steps" : "averages");
   add("overlap.order", overlap_order_name(config_.order));
   add("overlap.wire", config_.wire ? dtype_name(*config_.wire) : "of each gradient");
@@ -176,8 +176,10 @@ Result<OpRef> Overlap::begin(const CallOptions& options, ReduceOp reduce) {
   SOTTO_TRY(comm_->failure());
   {
     const std::lock_guard lock(mutex_);
+    if (closed_) return invalid_state("the optimizer of this overlap has been destroyed");
     work_->locate(&tensors_);
     SOTTO_TRY(round_.start(now_ns()));
+    places_.clear();
   }
   Result<OpRef> op = caught([&]() -> Result<OpRef> {
     if (!observed_.empty()) SOTTO_TRY(use_observed_order());
@@ -233,6 +235,18 @@ Status Overlap::check_places(std::span<const uint64_t> indices,
   return ok_status();
 }
 
+Status Overlap::take_memory(std::span<const uint64_t> indices, std::span<void* const> memory) {
+  if (average_ == nullptr) return ok_status();  // a step only reads them
+  SmallVector<void*, 32> homes;
+  for (const uint64_t t : indices) homes.push_back(tensors_[t].data);
+  return places_.take(indices, memory.empty() ? std::span<void* const>(homes) : memory, tensors_);
+}
+
+void Overlap::give_up(std::span<const uint64_t> indices) {
+  round_.marks().give_up(indices);
+  places_.give_back(indices);
+}
+
 Status Overlap::ready(std::span<const uint64_t> indices, std::span<const ParameterPlace> places,
                       const std::optional<void*>& stream) {
   SmallVector<void*, 32> memory;
@@ -241,8 +255,9 @@ Status Overlap::ready(std::span<const uint64_t> indices, std::span<const Paramet
   SOTTO_TRY(round_.check_open());
   SOTTO_TRY(round_.marks().claim(indices, round_.number()));
   Status status = check_places(indices, places);
+  if (status.ok()) status = take_memory(indices, memory);
   if (status.ok()) status = round_.mark(indices, memory, stream, now_ns());
-  if (!status.ok()) round_.marks().give_up(indices);
+  if (!status.ok()) give_up(indices);
   return status;
 }
 
@@ -273,16 +288,20 @@ Status Overlap::unused(std::span<const uint64_t> indices) {
     SOTTO_TRY(round_.marks().claim(all, round_.number()));
     // A step only reads them.
     Result<std::vector<void*>> found = own_places(all, average_ == nullptr);
-    if (!found.ok()) {
-      round_.marks().give_up(all);
-      return found.status();
+    Status status = found.status();
+    if (status.ok()) {
+      places = found.take();
+      status = take_memory(all, places);
     }
-    places = found.take();
+    if (!status.ok()) {
+      give_up(all);
+      return status;
+    }
   }
   const Status begun = write_zeros(all, std::move(places));
   if (begun.ok()) return begun;
   const std::lock_guard lock(mutex_);
-  if (round_.number() == round) round_.marks().give_up(all);
+  if (round_.number() == round) give_up(all);
   return begun;
 }
 
@@ -386,6 +405,10 @@ void Overlap::observe(std::span<const std::byte> bytes) {
 }
 
 void Overlap::close(std::string_view why) {
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
   (void)withdraw(why);
   OpRef op;
   {

@@ -22,6 +22,7 @@
 #include "core/group/comm.h"
 #include "core/optim/optimizer.h"
 #include "core/overlap/average.h"
+#include "core/overlap/places.h"
 #include "core/overlap/round.h"
 
 namespace sotto {
@@ -90,7 +91,7 @@ class Overlap final : public RoundOwner, public std::enable_shared_from_this<Ove
   // kind: "all", "buckets", "order".
   Result<std::string> report(std::string_view kind) const;
   // Withdraws from an open round and waits for it, at most its deadline. The caller's memory is
-  // free then.
+  // free then, and there are no more rounds.
   // why: for the other ranks, behind "rank R has withdrawn: ".
   void close(std::string_view why = "it has destroyed the overlap");
 
@@ -126,6 +127,9 @@ class Overlap final : public RoundOwner, public std::enable_shared_from_this<Ove
   Status use_observed_order();
   Status check_places(std::span<const uint64_t> indices,
                       std::span<const ParameterPlace> places) const;
+  // memory: empty: they are at home. INVALID_ARGUMENT: another gradient of the round is there.
+  Status take_memory(std::span<const uint64_t> indices, std::span<void* const> memory);
+  void give_up(std::span<const uint64_t> indices);
   // Where gradients are whose memory this rank does not know.
   Result<std::vector<void*>> own_places(std::span<const uint64_t> indices, bool all_own);
   Result<std::shared_ptr<PreparedPlan>> zeros_plan(const std::vector<uint64_t>& indices);
@@ -146,10 +150,12 @@ class Overlap final : public RoundOwner, public std::enable_shared_from_this<Ove
   std::vector<OverlapBucket> buckets_;
   std::unique_ptr<RoundWork> work_;
   AverageRounds* average_ = nullptr;  // the work, if it is that
-  bool observes_ = false;             // the next round's order is the first that is looked at
-  mutable std::mutex mutex_;          // guards what follows; never held in a wait
-  std::vector<uint32_t> observed_;    // the order to be used from the next round on; empty: none
+  bool closed_ = false;
+  bool observes_ = false;           // the next round's order is the first that is looked at
+  mutable std::mutex mutex_;        // guards what follows; never held in a wait
+  std::vector<uint32_t> observed_;  // the order to be used from the next round on; empty: none
   OverlapRound round_;
+  RoundPlaces places_;            // of the open round
   std::vector<DeviceArray> own_;  // by gradient
   std::vector<Zeros> zeros_;
   OverlapInfo info_;

@@ -120,6 +120,9 @@ TEST(CapiOverlapStep, DestroyingTheOptimizerWithdraws) {
                         FAILS(sotto_op_wait(op, -1), SOTTO_E_CANCELLED,
                               "rank 0 has withdrawn: it has destroyed the optimizer");
                         OK(sotto_op_release(op));
+                        if (self.rank == 0)
+                          FAILS(sotto_overlap_begin(overlap, nullptr, &op), SOTTO_E_INVALID_STATE,
+                                "the optimizer of this overlap has been destroyed");
                         OK(sotto_overlap_destroy(overlap));
                         if (self.rank == 1) OK(sotto_optim_destroy(steps.optim));
                         OK(sotto_barrier(self.comm, nullptr, nullptr));

@@ -252,6 +252,35 @@ TEST(CapiOverlap, DestroyWithdraws) {
             "");
 }
 
+// A round averages in place, so gradients that share memory would be averaged twice.
+TEST(CapiOverlap, MemoryOfAnotherGradientIsRefused) {
+  EXPECT_EQ(run_world(2, {},
+                      [](Member& self) {
+                        Gradients gradients;
+                        sotto_overlap* overlap = new_overlap(self, gradients);
+                        gradients.write(8);
+                        sotto_op* op = begin(overlap);
+                        const uint64_t both[] = {0, 1};
+                        sotto_buffer grads[] = {gradients.buffers[0], gradients.buffers[1]};
+                        grads[1].data = grads[0].data;
+                        FAILS(sotto_overlap_ready(overlap, both, grads, 2, nullptr),
+                              SOTTO_E_INVALID_ARGUMENT, "gradient 1 lies in memory of gradient 0");
+                        mark(overlap, {0});
+                        FAILS(sotto_overlap_ready(overlap, both + 1, grads + 1, 1, nullptr),
+                              SOTTO_E_INVALID_ARGUMENT, "gradient 1 lies in memory of gradient 0");
+                        mark(overlap, {1, 2, 3, 4, 5});
+                        finish(overlap, op);
+                        gradients.expect(8, "what is right is as without it");
+                        gradients.write(8);
+                        op = begin(overlap);
+                        mark(overlap, {0, 1, 2, 3, 4, 5});
+                        finish(overlap, op);
+                        gradients.expect(8, "the next round");
+                        OK(sotto_overlap_destroy(overlap));
+                      }),
+            "");
+}
+
 // A rank without a batch.
 TEST(CapiOverlap, UnevenInputsAverageOverAllRanks) {
   EXPECT_EQ(run_world(4, {},

@@ -119,6 +119,7 @@ TEST(OverlapSettings, AreRead) {
       R"({"first_bucket_bytes": 5, "bucket_bytes": 7e3, "order": "Registered", "unused": "zero", "wire": "bf16"})");
   ASSERT_TRUE(c.ok()) << c.status().text();
   EXPECT_EQ(c->first_bucket_bytes, 5u);
+  EXPECT_EQ(parse_overlap(R"({"bucket_bytes": 5000})")->first_bucket_bytes, 5000u);
   EXPECT_EQ(c->bucket_bytes, 7000u);
   EXPECT_EQ(c->order, OverlapOrder::kRegistered);
   EXPECT_EQ(c->unused, OverlapUnused::kZero);
