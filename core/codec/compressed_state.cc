@@ -238,6 +238,7 @@ Status CompressedState::worker_errors(const std::vector<uint8_t>& valid_bits,
     values.resize(run.count);
     SOTTO_TRY(worker_run(run, scales, valid_bits, values.data()));
     if (place_.hierarchy.empty()) return sink(values);
+    if (!layout_->compressed(run.tensor)) return ok_status();  // no part of a shard
     return run.each_part([&](const Piece& p, uint64_t, uint64_t at, uint64_t n) {
       return works_on(p) ? sink(std::span<const float>(values).subspan(at, n)) : ok_status();
     });
