@@ -45,8 +45,8 @@ Status state_export(const sotto_codec* codec, sotto_state_mode mode, void* buf, 
   if (checked == StateMode::kMean) {
     // Other ranks are asked only when the result has a place.
     SOTTO_TRY(CallbackScope::refuse_inside());
-    *out_len = mean_state_bytes(*codec->core);
-    if (buf == nullptr || cap < *out_len) return ok_status();
+    const uint64_t bytes = mean_state_bytes(*codec->core);
+    if (buf == nullptr || cap < bytes) return write_bytes(nullptr, bytes, nullptr, 0, out_len);
   }
   SOTTO_ASSIGN(const std::vector<std::byte> blob, export_state(*codec->core, checked));
   return write_bytes(blob.data(), blob.size(), buf, cap, out_len);

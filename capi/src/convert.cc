@@ -201,6 +201,7 @@ Status refuse_all_but_tag_and_reduce(const CallIn& call) {
   if (o.timeout_us != 0) field = "timeout_us";
   if (o.priority != 0) field = "priority";
   if (o.no_block || o.done_any_thread) field = "flags";
+  if (o.stream != nullptr) field = "stream";
   if (call.on_done != nullptr) field = "on_done";
   if (!field.empty()) {
     return invalid_argument(

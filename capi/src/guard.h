@@ -44,7 +44,11 @@ sotto_status guarded(const char* function, Body&& body) noexcept {
   clear_last_error();
   try {
     const Status status = std::forward<Body>(body)();
-    if (static_cast<int32_t>(status.code()) < 0) set_last_error(function, status.text());
+    if (static_cast<int32_t>(status.code()) < 0) {
+      set_last_error(function, status.text());
+    } else {
+      clear_last_error();  // of calls inside callbacks
+    }
     return static_cast<sotto_status>(status.code());
   } catch (const std::bad_alloc&) {
     set_last_error(function, "out of memory");

@@ -1,5 +1,6 @@
 // Functions that need no handle: versions, names, error text, log.
 #include <atomic>
+#include <mutex>
 #include <string>
 
 #include "capi/src/guard.h"
@@ -12,6 +13,30 @@ namespace {
 
 // Set while a call of sotto_set_log has fixed the level.
 std::atomic<bool> g_level_is_fixed{false};
+
+// The caller's function, which is called as callbacks are.
+struct CallersLog {
+  std::mutex mutex;
+  sotto_log_fn fn = nullptr;
+  void* user = nullptr;
+};
+CallersLog& callers_log() {
+  static CallersLog& log = *new CallersLog;  // used until the process ends
+  return log;
+}
+
+void call_callers_log(void*, int32_t level, const char* message) {
+  sotto_log_fn fn = nullptr;
+  void* user = nullptr;
+  {
+    CallersLog& log = callers_log();
+    const std::lock_guard lock(log.mutex);
+    fn = log.fn;
+    user = log.user;
+  }
+  const CallbackScope inside;
+  if (fn != nullptr) fn(user, level, message);
+}
 
 LogLevel level_of(std::string_view word) {
   if (word == "error") return LogLevel::kError;
@@ -43,7 +68,13 @@ Status set_log_checked(sotto_log_fn fn, void* user, int32_t level) {
     SOTTO_ASSIGN(chosen, level_from_environment());
   }
   g_level_is_fixed.store(level != 0);
-  set_log(fn, user);
+  {
+    CallersLog& log = callers_log();
+    const std::lock_guard lock(log.mutex);
+    log.fn = fn;
+    log.user = user;
+  }
+  set_log(fn == nullptr ? nullptr : call_callers_log, nullptr);
   set_log_level(chosen);
   return ok_status();
 }

@@ -156,8 +156,8 @@ Status state_export(const sotto_overlap* overlap, sotto_state_mode mode, void* b
   SOTTO_ASSIGN(const StateMode checked, take_mode(mode));
   if (checked == StateMode::kMean) {
     // Other ranks are asked only when the result has a place.
-    SOTTO_ASSIGN(*out_len, mean_state_bytes(*overlap->core));
-    if (buf == nullptr || cap < *out_len) return ok_status();
+    SOTTO_ASSIGN(const uint64_t bytes, mean_state_bytes(*overlap->core));
+    if (buf == nullptr || cap < bytes) return write_bytes(nullptr, bytes, nullptr, 0, out_len);
   }
   SOTTO_ASSIGN(const std::vector<std::byte> blob, export_state(*overlap->core, checked));
   return write_bytes(blob.data(), blob.size(), buf, cap, out_len);

@@ -54,6 +54,22 @@ Status check_disjoint(const std::vector<Range>& parts, uint64_t index) {
   return ok_status();
 }
 
+// Of a reduce-scatter in place: the result is written where this rank's part was read from, which
+// ranks may still be sent.
+Status check_apart(const std::vector<Range>& parts, int32_t rank, uint64_t index) {
+  const Range& mine = parts[static_cast<size_t>(rank)];
+  for (size_t r = 0; r < parts.size(); ++r) {
+    const Range& part = parts[r];
+    if (r == static_cast<size_t>(rank) || part.count == 0) continue;
+    if (part.begin >= mine.end() || mine.begin >= part.end()) continue;
+    return invalid_argument(
+        "parts[{0}]: out[{0}] is in place, at this rank's part of in[{0}] (elements {1} to {2}), "
+        "which the part of rank {3} ({4} to {5}) overlaps",
+        index, mine.begin, mine.end(), r, part.begin, part.end());
+  }
+  return ok_status();
+}
+
 Result<sotto_parts> take_struct(const sotto_parts* parts, uint64_t index) {
   sotto_parts out;
   SOTTO_TRY(take_element(parts, index, sizeof(sotto_parts), "parts", out));
@@ -92,7 +108,9 @@ Status take_one_side(const sotto_parts* parts, std::span<const Buffer> in,
     }
     const void* const place =
         static_cast<const unsigned char*>(whole.data) + mine.begin * dtype_bytes(whole.dtype);
-    r->in_place.push_back(part.count != 0 && part.data == place ? 1 : 0);
+    const bool in_place = part.count != 0 && part.data == place;
+    if (in_place && !gathers) SOTTO_TRY(check_apart(ranges, r->rank, i));
+    r->in_place.push_back(in_place ? 1 : 0);
     std::vector<Range>& all = gathers ? r->out_parts : r->in_parts;
     all.insert(all.end(), ranges.begin(), ranges.end());
   }

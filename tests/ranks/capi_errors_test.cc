@@ -373,6 +373,14 @@ TEST(CapiErrors, Groups) {
                         FAILS(sotto_group_end(self.comm, nullptr, nullptr),
                               SOTTO_E_INVALID_ARGUMENT, "call.priority");
 
+                        int stream = 0;
+                        const sotto_call behind = call_with([&](auto& c) { c.stream = &stream; });
+                        OK(sotto_group_begin(self.comm));
+                        FAILS(sotto_barrier(self.comm, &behind, nullptr), SOTTO_E_INVALID_ARGUMENT,
+                              "call.stream");
+                        FAILS(sotto_group_end(self.comm, nullptr, nullptr),
+                              SOTTO_E_INVALID_ARGUMENT, "call.stream");
+
                         OK(sotto_group_begin(self.comm));
                         OK(sotto_send(self.comm, &in, 1, 1 - self.rank, nullptr, nullptr));
                         OK(sotto_recv(self.comm, &in, 1, 1 - self.rank, nullptr,
@@ -560,6 +568,8 @@ TEST(CapiErrors, ForkedChildIsRefused) {
 TEST(CapiErrors, LogLevel) {
   std::vector<std::string> lines;
   const auto sink = [](void* user, int32_t, const char* message) {
+    sotto_context* none = nullptr;
+    FAILS(sotto_context_create(nullptr, &none), SOTTO_E_INVALID_STATE, "inside a callback");
     static_cast<std::vector<std::string>*>(user)->push_back(message);
   };
   FAILS(sotto_set_log(sink, &lines, -1), SOTTO_E_INVALID_ARGUMENT, "level is -1");
@@ -567,6 +577,7 @@ TEST(CapiErrors, LogLevel) {
   setenv("SOTTO_TIMEOUT_UZ", "1", 1);  // a misspelt variable warns
   setenv("SOTTO_LOG", "error", 1);     // and a level given to sotto_set_log wins
   OK(sotto_context_destroy(new_context()));
+  EXPECT_STREQ(sotto_last_error(), "");
   OK(sotto_set_log(nullptr, nullptr, 0));
   unsetenv("SOTTO_LOG");
   unsetenv("SOTTO_TIMEOUT_UZ");

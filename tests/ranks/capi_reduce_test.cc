@@ -306,6 +306,11 @@ TEST(CapiReduceErrors, BadInput) {
                   "parts[0].in_counts[" + std::to_string(me) + "], this rank's, is 2");
             FAILS(scatter(good, into, [&](auto& p) { p.out_offsets = near.data(); }),
                   SOTTO_E_INVALID_ARGUMENT, "parts[0].out_counts and out_offsets must be NULL");
+            const Counts over = {0, 1};  // in place, and another rank is sent what is written
+            const sotto_buffer mine = buffer(x.data() + over[me], 2);
+            FAILS(scatter(good, mine, [&](auto& p) { p.in_offsets = over.data(); }),
+                  SOTTO_E_INVALID_ARGUMENT, "parts[0]: out[0] is in place",
+                  "the part of rank " + std::to_string(1 - me));
             const sotto_call max = call_with([](auto& o) { o.reduce = SOTTO_REDUCE_MAX; });
             const sotto_parts parts = out_parts(good);
             FAILS(sotto_all_gather_v(self.comm, &two, &b, 1, &parts, &max, nullptr),
