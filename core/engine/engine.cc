@@ -32,18 +32,19 @@ Status Op::status() const {
 }
 
 OpStats Op::stats() const {
+  OpStats stats;
+  stats.exposed_ns = waited_ns_.load();
   if (done()) {
-    OpStats stats = stats_;
+    stats = stats_;
     // Threads that wait at the same time stand still once.
     stats.exposed_ns = std::min(waited_ns_.load(), stats.end_ns - stats.launch_ns);
-    if (stream_waits_.load()) stats.exposed_ns = -1;
-    return stats;
+  } else {
+    stats.launch_ns = stats_.launch_ns;
+    stats.payload_bytes_planned = stats_.payload_bytes_planned;
+    stats.header_bytes_planned = stats_.header_bytes_planned;
   }
-  OpStats early;
-  early.launch_ns = stats_.launch_ns;
-  early.payload_bytes_planned = stats_.payload_bytes_planned;
-  early.header_bytes_planned = stats_.header_bytes_planned;
-  return early;
+  if (stream_waits_.load()) stats.exposed_ns = -1;
+  return stats;
 }
 
 Engine::Engine(EngineOptions options)

@@ -22,15 +22,11 @@ std::string missing_input(const Plan& plan, uint32_t step) {
 FailureCause stall_cause(const OpRequest& request, const ControlPlane* control,
                          int64_t stalled_ns) {
   const Run& run = *request.run;
-  std::string what = "a local operation";
-  if (!run.descriptors.empty()) {
-    const OpDescriptor& descriptor = run.descriptors[0];
-    what = fmt::format("{} {}", name_of(descriptor.key), describe(descriptor.signature));
-  }
   struct Peer {
     int32_t root_rank;
     uint32_t sends = 0, receives = 0, came = 0;  // messages: still open; received
     std::optional<uint32_t> first = {};          // step: the first receive that is open
+    size_t descriptor = 0;                       // of this, or of the first send that is open
   };
   std::vector<Peer> peers;
   bool some_absent = false;  // a peer of which nothing has come at all
@@ -41,10 +37,12 @@ FailureCause stall_cause(const OpRequest& request, const ControlPlane* control,
       if (message == nullptr || message->peer != p) continue;
       const bool done = run.steps.progress[i] == StepProgress::kDone;
       if (message->is_send) {
-        if (!done) ++peer.sends;
+        if (!done && peer.sends++ + peer.receives == 0) peer.descriptor = message->descriptor;
       } else {
         ++(done ? peer.came : peer.receives);
-        if (!done && !peer.first) peer.first = i;
+        if (done || peer.first) continue;
+        peer.first = i;
+        peer.descriptor = message->descriptor;
       }
     }
     if (peer.sends + peer.receives == 0) continue;
@@ -53,6 +51,12 @@ FailureCause stall_cause(const OpRequest& request, const ControlPlane* control,
   }
   if (some_absent)
     std::erase_if(peers, [](const Peer& p) { return p.receives == 0 || p.came > 0; });
+  std::string what = "a local operation";
+  if (!run.descriptors.empty()) {
+    // Of a group, the call that waits.
+    const OpDescriptor& d = run.descriptors[peers.empty() ? 0 : peers.front().descriptor];
+    what = fmt::format("{} {}", name_of(d.key), describe(d.signature));
+  }
   const int32_t self = control != nullptr ? control->rank() : -1;
   FailureCause cause{Code::kTimeout, self, {}, self};
   for (const Peer& p : peers) {

@@ -169,7 +169,8 @@ TEST_P(CapiOps, SplitsAndDestructionInAnyOrder) {
 
 // Rank 0 waits for the others, and then lets an operation end without waiting.
 TEST_P(CapiOps, StatsSayHowLongThreadsStoodStill) {
-  EXPECT_EQ(world([](Member& self) {
+  std::atomic<bool> seen{false};  // by rank 0, in the figures of an operation under way
+  EXPECT_EQ(world([&](Member& self) {
               constexpr auto kLate = std::chrono::milliseconds(60);
               std::vector<float> x(100, 1);
               const sotto_buffer b = buffer(x);
@@ -180,8 +181,19 @@ TEST_P(CapiOps, StatsSayHowLongThreadsStoodStill) {
                 return stats;
               };
               sotto_op* op = nullptr;
-              if (self.rank != 0) std::this_thread::sleep_for(kLate);
+              if (self.rank != 0) {
+                std::this_thread::sleep_for(kLate);
+                for (int ms = 0; !seen && ms < 10000; ++ms)
+                  std::this_thread::sleep_for(std::chrono::milliseconds(1));
+              }
               OK(sotto_all_reduce(self.comm, &b, &b, 1, nullptr, &op));
+              if (self.rank == 0 && self.size > 1) {
+                require(sotto_op_wait(op, 5000) == SOTTO_IN_PROGRESS, "it is under way");
+                sotto_op_stats early = SOTTO_OP_STATS_INIT;
+                OK(sotto_op_get_stats(op, &early));
+                require(early.exposed_ns >= 4'000'000, std::to_string(early.exposed_ns));
+                seen = true;
+              }
               OK(sotto_op_wait(op, -1));
               const sotto_op_stats waited = stats_of(op);
               require(waited.exposed_ns <= waited.end_ns - waited.launch_ns, "longer than it");
@@ -237,6 +249,26 @@ INSTANTIATE_TEST_SUITE_P(Worlds, CapiOps,
                            return std::string(s.transport) + std::to_string(s.size) +
                                   (s.progress_thread ? "" : "Polled");
                          });
+
+// What the text names is the call of a group that other ranks have not made.
+TEST(CapiGroup, ATimeOutNamesTheCallThatWaits) {
+  EXPECT_EQ(run_world(2, {.destroy = false},
+                      [](Member& self) {
+                        std::vector<float> x(8, 1), y(4, 1);
+                        const sotto_buffer a = buffer(x), b = buffer(y);
+                        const sotto_call soon = call_with([](auto& c) { c.timeout_us = 300'000; });
+                        OK(sotto_group_begin(self.comm));
+                        OK(sotto_all_reduce(self.comm, &a, &a, 1, nullptr, nullptr));
+                        if (self.rank == 0) {
+                          OK(sotto_all_reduce(self.comm, &b, &b, 1, nullptr, nullptr));
+                          FAILS(sotto_group_end(self.comm, &soon, nullptr), SOTTO_E_TIMEOUT,
+                                "operation 1 all_reduce", "4 elements", "waiting for rank 1");
+                        } else {
+                          OK(sotto_group_end(self.comm, nullptr, nullptr));
+                        }
+                      }),
+            "");
+}
 
 // A call that finds no free operation slot has done nothing: the ranks stay in step.
 TEST(CapiNoBlock, BusyIsNoCall) {
