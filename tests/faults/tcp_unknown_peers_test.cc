@@ -217,6 +217,42 @@ TEST(TcpUnknownPeersFault, WithoutDescriptorsTheOldestMakeRoom) {
   EXPECT_THAT(ranks.output(0), HasSubstr("Too many open files"));
 }
 
+// Ranks connect where hardly a descriptor is left, or none: the set-up ends, whatever its end is.
+SOTTO_RANK_MAIN(unknown_peers_last_descriptor) {
+  const Ports ports = Ports::parse(self.argument);
+  RankKit kit(tcp_case(0), self.rank, self.size);
+  if (self.rank == 0) {
+    limit_descriptors(next_descriptor() + ports.data);
+  } else {
+    self.at("before join");
+  }
+  const Status joined = join_at(kit, ports.rendezvous, 1'500'000);
+  self.say(fmt::format("{} {}", cpu_ms(), joined.text()));
+  if (!joined.ok()) return 0;
+  kit.barrier();
+  kit.control->leave(kit.in(5'000'000));
+  return 0;
+}
+
+TEST(TcpUnknownPeersFault, TheLastDescriptorIsOfferedOnce) {
+  if (kNeedsSpareDescriptors) GTEST_SKIP() << kWhySpareDescriptors;
+  for (int spare = 3; spare < 9; ++spare) {
+    SCOPED_TRACE(spare);
+    const ReservedPort port;
+    Processes ranks(
+        "unknown_peers_last_descriptor", 2,
+        {.argument = fmt::format("{},{}", port.number(), spare), .stop_at = {"1:before join"}});
+    ranks.await(1, "before join");
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    ranks.go(1);
+    const std::string said = ranks.message(0);
+    std::printf("%d spare: %s\n", spare, said.c_str());
+    EXPECT_LT(std::stoi(said), kSanitized ? 1400 : 700) << said;
+    ranks.wait_all();
+    EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
+  }
+}
+
 // Rank 2 has descriptors to meet the others, and too few for the data connections that they make.
 SOTTO_RANK_MAIN(unknown_peers_no_descriptors) {
   const Ports ports = Ports::parse(self.argument);

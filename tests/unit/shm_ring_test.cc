@@ -2,6 +2,7 @@
 // the sizes, and a peer that writes nonsense makes an error.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <array>
@@ -185,6 +186,20 @@ TEST(Segment, IsSharedByAllWhoMapIt) {
   one.data()[8191] = 7;
   EXPECT_EQ(two.data()[8191], 7);
   EXPECT_NE(::ftruncate(memory.get(), 0), 0);
+}
+
+// The system would end the process with SIGXFSZ.
+TEST(Segment, IsNotMadeBeyondTheLimitOfFiles) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  rlimit most = before;
+  most.rlim_cur = 4096;
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &most), 0);
+  const Status refused = Segment::make(8192).status();
+  const bool fits = Segment::make(4096).ok();
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_EQ(refused.text(), "8192 bytes of shared memory are more than RLIMIT_FSIZE, 4096");
+  EXPECT_TRUE(fits);
 }
 
 TEST(Segment, RefusesMemoryThatItsMakerCouldResize) {

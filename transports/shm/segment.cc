@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <cerrno>
@@ -24,6 +25,12 @@ Segment::~Segment() {
 
 // All pages are taken now: later the system could only end the process where it has none.
 Result<Descriptor> Segment::make(uint64_t bytes) {
+  // Beyond it the system sends SIGXFSZ, which ends processes.
+  rlimit most{};
+  if (::getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < bytes) {
+    return error(Code::kTransport, "{} bytes of shared memory are more than RLIMIT_FSIZE, {}",
+                 bytes, static_cast<uint64_t>(most.rlim_cur));
+  }
   Descriptor memory(::memfd_create("sotto", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!memory.valid()) return system_error("memfd_create");
   if (::fallocate(memory.get(), 0, 0, static_cast<off_t>(bytes)) != 0)

@@ -197,7 +197,6 @@ void FrameListener::Pending::on_broken(FrameStream& s, Status why) {
 
 void FrameListener::State::sweep() {
   std::erase_if(pending, [](const auto& p) { return p->done(); });
-  if (pending.empty()) take_reserve();
 }
 
 // Closes the oldest if its time is over. True: there is room.
@@ -278,9 +277,9 @@ void FrameListener::State::look_for_room(const error_code& failed) {
                 failed.message(), static_cast<uint64_t>(files.rlim_cur)));
 }
 
-// Ticks while connections are pending or none is accepted.
+// Ticks while connections are pending, none is accepted, or there is no reserve.
 void FrameListener::State::arm() {
-  if (armed || (pending.empty() && accepting)) return;
+  if (armed || (pending.empty() && accepting && (reserve >= 0 || !expected))) return;
   armed = true;
   timer = reactor.after(kSweepMs, [weak = weak_from_this()] {
     const std::shared_ptr<State> self = weak.lock();
@@ -301,6 +300,8 @@ void FrameListener::State::tick() {
                                      kFirstFrameMs / 1000));
   }
   sweep();
+  // Not sooner: a connection that waits for the descriptor would not get it.
+  if (pending.empty()) take_reserve();
   accepts_left = expected ? kMostAccepts : kUnexpected;
   accept();
 }
@@ -331,6 +332,7 @@ Result<std::unique_ptr<FrameListener>> FrameListener::open(Reactor& reactor, con
   listener->state_ =
       std::make_shared<State>(reactor, entrance, std::move(admit), std::move(acceptor),
                               fmt::format("{} at {}", entrance.place, endpoint_text(bound)));
+  listener->state_->take_reserve();
   listener->state_->accept();
   return listener;
 }
