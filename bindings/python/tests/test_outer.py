@@ -112,6 +112,7 @@ def test_events_and_evaluation():
         for _ in range(4):
             outer.step().wait()
         assert outer.info().votes == 3
+        assert outer.info().loss == 2.0
         descend(x, comm.rank)
         before = x.copy()
 
