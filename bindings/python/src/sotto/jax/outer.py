@@ -249,7 +249,8 @@ class Outer:
         lr: the inner learning rate, which settings in its units need, as preset "slowmo" has.
         loss: told to the others (info().loss). weight: 1, or 0: this rank's inner steps do not
         count, as on a rank that has run out of samples. retune: all ranks measure a period "auto"
-        anew. States have lr and weight. Errors: InvalidArgumentError, InvalidStateError (lr, retune).
+        anew. States have lr and weight. Errors: InvalidArgumentError, InvalidStateError (lr,
+        retune).
         """
         self._outer.set(lr=lr, loss=loss, weight=weight, retune=retune)
         self._lr = self._lr if lr is None else float(lr)
