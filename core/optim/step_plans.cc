@@ -24,8 +24,11 @@ Status Accumulation::check_none(const Comm& comm) const {
 }
 
 Result<PreparedStep*> StepPlans::get(const StepVariant& variant, LateSteps* late) {
-  if (late != nullptr && std::exchange(late->prepared_for, made_for_) != made_for_)
+  if (std::exchange(late_stage_, algorithm_.late()) != algorithm_.late()) clear();
+  if (late != nullptr && std::exchange(late->prepared_for, made_for_) != made_for_) {
     late->prepared.clear();
+    late->scratch.reset();
+  }
   PreparedSteps& steps = late == nullptr ? prepared_ : late->prepared;
   const std::tuple key(variant.number, variant.together, accumulated(variant));
   if (const auto it = steps.find(key); it != steps.end()) return &it->second;

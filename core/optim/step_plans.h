@@ -79,7 +79,8 @@ class StepPlans {
   const Accumulation& accumulation_;
   std::shared_ptr<ScratchPool> scratch_;  // of all of them: one step is made at a time
   PreparedSteps prepared_;
-  uint64_t made_for_ = 0;  // counts clear()
+  bool late_stage_ = false;  // plans of another stage are not needed any more, nor their scratch
+  uint64_t made_for_ = 0;    // counts clear()
 };
 
 }  // namespace sotto

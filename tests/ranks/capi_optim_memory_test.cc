@@ -1,4 +1,5 @@
 // Parameters that move in memory or stand still, at the C ABI.
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -119,14 +120,20 @@ TEST(CapiOptim, MemoryIsWhatTheReportSays) {
                         [&](Member& self) {
                           Model model(self.rank, {kN - 37, 37});
                           sotto_optim* const optim = new_optim(self, json, model);
-                          for (int k = 0; k < 8; ++k) OK(sotto_optim_step(optim, nullptr, nullptr));
                           sotto_optim_info info = SOTTO_OPTIM_INFO_INIT;
-                          OK(sotto_optim_get_info(optim, &info));
+                          uint64_t most = 0;
+                          for (int k = 0; k < 8; ++k) {
+                            OK(sotto_optim_step(optim, nullptr, nullptr));
+                            OK(sotto_optim_get_info(optim, &info));
+                            most = std::max(most, info.state_bytes);
+                          }
+                          // What the full-precision averages of the first stage needed is gone.
+                          if (info.stage == 1) require(info.state_bytes + 4 * kN < most, "kept");
                           const auto text = read_all([&](char* buf, uint64_t cap, uint64_t* len) {
                             return sotto_config_report(json, self.size, kN, buf, cap, len);
                           });
                           const double said = nlohmann::json::parse(text)["memory_bytes"]["state"];
-                          const double held = static_cast<double>(info.state_bytes);
+                          const double held = static_cast<double>(most);
                           require(
                               std::abs(held / said - 1) < 0.02,
                               std::to_string(held) + " held, " + std::to_string(said) + " said");
