@@ -65,7 +65,8 @@ class TwoPhase:
         """Whether all is finite; if not the residual is what it was, to rounding (1-bit specification, 1.7)."""
         x = finite_part(delta)
         c = x + self.worker[rank] if self.residual else x
-        value, finite, self.terms[rank] = self.code(c)
+        value, finite, term = self.code(c)
+        self.terms[rank] = term if finite else lambda share: np.zeros(len(c), f32)
         self.sent[rank] = value
         if self.residual:
             self.worker[rank] = c - value
