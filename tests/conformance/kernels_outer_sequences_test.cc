@@ -155,7 +155,7 @@ class Training {
     if (s_.params) o.anchor = norm.value(s_.anchor_diff ? rank.anchor : rank.launch_anchor);
     o.messages = norm.values(pending_->messages);
     o.sums = norm.value(0.0f);
-    norm.run({kRanks, false});
+    norm.run({kRanks});
     return norm.result<float>(o.sums);
   }
 
