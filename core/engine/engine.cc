@@ -33,7 +33,6 @@ Status Op::status() const {
 
 OpStats Op::stats() const {
   OpStats stats;
-  stats.exposed_ns = waited_ns_.load();
   if (done()) {
     stats = stats_;
     // Threads that wait at the same time stand still once.
@@ -42,6 +41,7 @@ OpStats Op::stats() const {
     stats.launch_ns = stats_.launch_ns;
     stats.payload_bytes_planned = stats_.payload_bytes_planned;
     stats.header_bytes_planned = stats_.header_bytes_planned;
+    stats.exposed_ns = waited_ns_.load();
   }
   if (stream_waits_.load()) stats.exposed_ns = -1;
   return stats;
