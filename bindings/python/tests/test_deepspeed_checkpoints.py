@@ -365,6 +365,55 @@ def test_the_schedule_may_start_again_or_go_on_alone(kind, tmp_path, comm):
         resumed.close()
 
 
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_a_state_is_loaded_while_the_schedule_goes_on(kind, tmp_path, comm):
+    """Rates and betas are those behind the state, whatever the engine's were before."""
+    config = {
+        "train_batch_size": 16,
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.1}},
+        "scheduler": {"type": kind, "params": SCHEDULES[kind]},
+    }
+    engine, optimizer, _, _ = start(comm, config)
+    run(engine, 0, range(6))
+    engine.save_checkpoint(tmp_path)
+    figures = []
+    for rate in (None, 0.5, None):
+        seen = []
+        for step in range(4):
+            run(engine, 0, [step])
+            seen.append(optimizer.report("groups")["groups"])
+        figures.append((seen, parameters(engine)))
+        if rate is not None:
+            engine.set_lr(rate)
+            run(engine, 0, [9])
+        engine.load_checkpoint(tmp_path)
+    for seen, values in figures[1:]:
+        assert seen == figures[0][0]
+        assert all(torch.equal(p, q) for p, q in zip(values, figures[0][1]))
+    engine.close()
+
+
+@pytest.mark.parametrize("before", [0, 1], ids=["at the start", "behind a step"])
+def test_a_schedule_goes_on_from_the_rate_of_its_own_file(before, tmp_path, comm):
+    def config(lr):
+        return {
+            "train_batch_size": 16,
+            "optimizer": {"type": "AdamW", "params": {"lr": lr}},
+            "scheduler": {"type": "WarmupCosineLR", "params": SCHEDULES["WarmupCosineLR"]},
+        }
+
+    engine, _, _, _ = start(comm, config(0.1))
+    run(engine, 0, range(6))
+    engine.save_checkpoint(tmp_path)
+    rate = engine.get_lr()[0]
+    engine.close()
+    other, _, _, _ = start(comm, config(0.2))
+    run(other, 0, range(before))
+    other.load_checkpoint(tmp_path)
+    assert other.get_lr() == [pytest.approx(2 * rate)]
+    other.close()
+
+
 def test_an_overflow_holds_the_rate_of_a_schedule_that_starts_again(tmp_path, comm):
     config = {
         "train_batch_size": 16,

@@ -546,11 +546,13 @@ class SottoOptimizer(Groups):
             for g in self.param_groups
         ]
         before = self._optim, self._tensors, self._gradients, self._sent
+        # A schedule of the configuration starts from the rates there.
+        kept = (MASK, "initial_lr") if self._schedule else (MASK,)
         try:
             super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
             for group, mine in zip(self.param_groups, groups):
                 group.pop(MASK, None)
-                group.update({key: mine[key] for key in (MASK,) if key in mine})
+                group.update({key: mine[key] for key in kept if key in mine})
             if saved["blob"] is None:
                 self._drop()
                 return
@@ -574,15 +576,14 @@ class SottoOptimizer(Groups):
             raise
         if before[0] not in (None, optim):
             before[0].close()
-        if self._schedule:  # its position is a part of the state, and its rate no override
-            for group, sent in zip(self.param_groups, self._sent):
-                sent["lr"] = group["lr"]
+        if self._schedule:  # its position is a part of the state
+            self._give_to_schedule(optim)
+            self._show_schedule(optim)
         self._send_hyper(optim)
         for index, sent in enumerate(self._sent):  # also where a scheduler had another value
             optim.set("weight_decay", sent["weight_decay"], index)
             if not self._schedule:
                 optim.set("lr", sent["lr"], index)
-        self._show_schedule(optim)
 
     def import_arrays(self, arrays: Mapping[str, Any]) -> None:
         """As sotto.optim.Optimizer.import_arrays: what a DeepSpeed checkpoint holds. Collective."""

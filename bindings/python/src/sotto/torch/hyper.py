@@ -161,8 +161,11 @@ class Groups(Parameters):
 
     def _release(self, optim: plain.Optimizer) -> None:
         """Behind the update that continue_schedule() held rates for, the schedule has them."""
-        if self._held is None or optim.info().step == self._held:
-            return
+        if self._held is not None and optim.info().step != self._held:
+            self._give_to_schedule(optim)
+
+    def _give_to_schedule(self, optim: plain.Optimizer) -> None:
+        """The schedule has rates and betas again, whatever was set before."""
         self._held = None
         for name in ("lr", "beta1", "beta2") if self._schedule in BETA_SCHEDULES else ("lr",):
             optim.set(name, math.nan)
