@@ -491,7 +491,7 @@ class SottoOptimizer(Groups):
         mode: "mean": averaged, for any number of ranks; loses nothing of the sum of all steps.
         "whole": that of every rank: as many ranks continue bit for bit; as large as the
         state_dict() of all ranks together. Of 0/1 Adam between synchronisations "mean" has what
-        one would give; parameters stay as they are (synchronize_parameters()).
+        one in full precision would give; parameters stay as they are (synchronize_parameters()).
         Errors: InvalidArgumentError (mode), those of state_dict(), the comm's own.
         """
         if mode not in ("mean", "whole"):
