@@ -12,7 +12,7 @@ Base.isopen(owned::Owned) = owned.handle != C_NULL
 
 "To be called by constructors: the comm ends it, or the collector leaves it to the comm."
 function own(owned::Owned)
-    lock(() -> push!(owned.comm.owned, WeakRef(owned)), owned.comm.lock)
+    one_call(() -> push!(owned.comm.owned, WeakRef(owned)), owned.comm)
     finalizer(owned) do owned
         owned.handle == C_NULL || drop(owned.comm, owned, () -> let_go(owned))
     end
@@ -38,7 +38,7 @@ overlap withdraws from an open round. Waits, with an outer optimizer for average
 overlap for the round, at most their deadlines.
 """
 function Base.close(owned::Owned)
-    lock(owned.comm.lock) do
+    one_call(owned.comm) do
         owned.handle == C_NULL && return nothing
         reap(owned.comm)
         parts = [reference.value for reference in owned.comm.owned]
@@ -52,7 +52,7 @@ end
 "Calls an export function: state(handle, mode, buffer, capacity, out_length)."
 function exported(state, owned::Owned, mode)
     number, need = state_mode(mode), Ref{UInt64}(0)
-    lock(owned.comm.lock) do
+    one_call(owned.comm) do
         check(state(handle_of(owned), number, C_NULL, 0, need))
         bytes = Vector{UInt8}(undef, need[])
         check(state(handle_of(owned), number, bytes, length(bytes), need))
@@ -63,7 +63,7 @@ end
 "Calls an import function: state(handle, mode, buffer, length)."
 function imported(state, owned::Owned, bytes, mode)
     number = state_mode(mode)
-    lock(() -> check(state(handle_of(owned), number, bytes, length(bytes))), owned.comm.lock)
+    one_call(() -> check(state(handle_of(owned), number, bytes, length(bytes))), owned.comm)
     return nothing
 end
 
@@ -89,7 +89,7 @@ mutable struct Codec <: Owned
     function Codec(comm::Comm, json::AbstractString, like)
         arrays, buffers = arrays_of(like, "like")
         out = Ref{Ptr{sotto_codec}}(C_NULL)
-        lock(comm.lock) do
+        one_call(comm) do
             reap(comm)
             GC.@preserve arrays check(sotto_codec_create(handle_of(comm), json, buffers, length(buffers), out))
         end

@@ -106,6 +106,12 @@ function handle_of(comm::Comm)
     return comm.handle
 end
 
+"""
+The only call on a comm. An interrupt (Ctrl-C) that comes meanwhile is thrown behind it: it would lose
+what the call has started, and with it the memory that the library works on.
+"""
+one_call(call, comm::Comm) = lock(() -> disable_sigint(call), comm.lock)
+
 "What finalizers have left, and operations that have ended. With the lock of the comm."
 function reap(comm::Comm)
     lock(comm.gate)
@@ -163,7 +169,7 @@ function Base.split(comm::Comm, color::Union{Integer,Nothing}; key::Integer = 0)
     color === nothing || color >= 0 || invalid("color is $color; allowed: from 0, or nothing")
     out = Ref{Ptr{sotto_comm}}(C_NULL)
     number = color === nothing ? -1 : color
-    lock(() -> check(sotto_comm_split(handle_of(comm), number, key, out)), comm.lock)
+    one_call(() -> check(sotto_comm_split(handle_of(comm), number, key, out)), comm)
     return out[] == C_NULL ? nothing : comm_of(Ptr{sotto_context}(C_NULL), out[])
 end
 
@@ -187,7 +193,7 @@ the first met.
 function Base.close(comm::Comm)
     isopen(comm) || return nothing
     status, text = Int32(SOTTO_OK), ""
-    lock(comm.lock) do
+    one_call(comm) do
         objects = [reference.value for reference in comm.owned]
         foreach(object -> object === nothing || close(object), objects)
         reap(comm)
@@ -206,7 +212,7 @@ end
 "At the end of the process: comms are closed, those that were split off first."
 function close_all()
     for comm in reverse(copy(COMMS))
-        isempty(comm.flights) || lock(() -> reap(comm), comm.lock)
+        isempty(comm.flights) || one_call(() -> reap(comm), comm)
         isempty(comm.flights) || continue  # what is in flight ends with the process
         try
             close(comm)

@@ -18,7 +18,7 @@ Base.show(io::IO, op::Op) = print(io, "Sotto.Op(", isready(op) ? "ended" : "in f
 
 "Starts an operation: start(out_op) calls the library. keep: what it reads and writes."
 function started(start, comm::Comm, keep)
-    lock(comm.lock) do
+    one_call(comm) do
         reap(comm)
         out = Ref{Ptr{sotto_op}}(C_NULL)
         GC.@preserve keep check(start(out))
@@ -29,7 +29,7 @@ function started(start, comm::Comm, keep)
 end
 
 "Whether the operation has ended, well or not."
-Base.isready(op::Op) = op.flight.handle == C_NULL || lock(() -> ended(op.flight), op.comm.lock)
+Base.isready(op::Op) = op.flight.handle == C_NULL || one_call(() -> ended(op.flight), op.comm)
 
 """
     wait(op::Sotto.Op; timeout = Inf)
@@ -45,7 +45,7 @@ function Base.wait(op::Op; timeout::Real = Inf)
     while !isready(op)
         time() < limit ||
             throw(SottoError(:Timeout, "the operation is still in flight after $timeout s; it goes on"))
-        lock(op.comm.lock) do
+        one_call(op.comm) do
             op.flight.handle == C_NULL || sotto_op_wait(op.flight.handle, SLICE_US)
         end
         yield()

@@ -31,7 +31,7 @@ mutable struct Optimizer <: Owned
             structs = [made(sotto_param; name = c_text(names[i]), group = group(names[i]),
                            param = buffer_of(params[i], "parameter \"$(names[i])\""),
                            grad = buffer_of(grads[i], "its gradient")) for i in eachindex(names)]
-            lock(comm.lock) do
+            one_call(comm) do
                 reap(comm)
                 check(sotto_optim_create(handle_of(comm), config, structs, length(structs), out))
             end
@@ -87,7 +87,7 @@ function set_grads!(optimizer::Optimizer, gradients)
     grads = AbstractArray[gradient_of(optimizer, i, gradients) for i in eachindex(optimizer.names)]
     GC.@preserve grads begin
         buffers = [buffer_of(x, "the gradient of \"$(optimizer.names[i])\"") for (i, x) in enumerate(grads)]
-        lock(optimizer.comm.lock) do
+        one_call(optimizer.comm) do
             check(sotto_optim_set_grads(handle_of(optimizer), buffers, length(buffers)))
             optimizer.grads = grads
         end
@@ -114,7 +114,7 @@ end
 
 "Sets `\"lr\"`, `\"weight_decay\"` and the like; the C header lists them. `group`: -1: all."
 function set!(optimizer::Optimizer, name::AbstractString, value::Real; group::Integer = -1)
-    lock(() -> check(sotto_optim_set(handle_of(optimizer), name, group, value)), optimizer.comm.lock)
+    one_call(() -> check(sotto_optim_set(handle_of(optimizer), name, group, value)), optimizer.comm)
     return nothing
 end
 

@@ -31,7 +31,7 @@ mutable struct Outer <: Owned
         GC.@preserve names params begin
             structs = [made(sotto_param; name = c_text(names[i]),
                            param = buffer_of(params[i], "parameter \"$(names[i])\"")) for i in eachindex(names)]
-            lock(comm.lock) do
+            one_call(comm) do
                 reap(comm)
                 check(sotto_outer_create(handle_of(comm), config, structs, length(structs), out))
             end
@@ -40,7 +40,7 @@ mutable struct Outer <: Owned
     end
     function Outer(optimizer::Optimizer)
         out = Ref{Ptr{sotto_outer}}(C_NULL)
-        lock(optimizer.comm.lock) do
+        one_call(optimizer.comm) do
             reap(optimizer.comm)
             check(sotto_optim_outer(handle_of(optimizer), out))
         end
@@ -91,7 +91,7 @@ or-ed, when it has been consumed, at the same step on all of them. Errors: `:Bus
 """
 function vote!(outer::Outer, bits::Integer)
     0 <= bits <= typemax(UInt32) || invalid("bits is $bits; allowed: 0 to $(typemax(UInt32))")
-    lock(() -> check(sotto_outer_vote(handle_of(outer), bits)), outer.comm.lock)
+    one_call(() -> check(sotto_outer_vote(handle_of(outer), bits)), outer.comm)
     return nothing
 end
 
@@ -103,7 +103,7 @@ the others), `"weight"` (1, or 0: this rank's inner steps do not count), `"retun
 "auto" is measured anew). Errors: `:InvalidArgument` (name, value), `:InvalidState` (lr, retune), `:Busy`.
 """
 function set!(outer::Outer, name::AbstractString, value::Real)
-    lock(() -> check(sotto_outer_set(handle_of(outer), name, value)), outer.comm.lock)
+    one_call(() -> check(sotto_outer_set(handle_of(outer), name, value)), outer.comm)
     return nothing
 end
 

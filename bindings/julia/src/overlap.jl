@@ -45,7 +45,7 @@ mutable struct Overlap <: Owned
             like = [x === nothing ? made(sotto_buffer; count = length(each), dtype = dtype(eltype(each)),
                         device_type = SOTTO_DEVICE_CPU) : buffer_of(x, "gradient \"$name\"")
                     for (x, (name, each)) in zip(arrays, found)]
-            lock(comm.lock) do
+            one_call(comm) do
                 reap(comm)
                 check(sotto_overlap_create(handle_of(comm), config, like, length(like), out))
             end
@@ -55,7 +55,7 @@ mutable struct Overlap <: Owned
     function Overlap(optimizer::Optimizer, config::Union{Nothing,AbstractString} = nothing)
         out = Ref{Ptr{sotto_overlap}}(C_NULL)
         json = config === nothing ? Cstring(C_NULL) : config
-        lock(optimizer.comm.lock) do
+        one_call(optimizer.comm) do
             reap(optimizer.comm)
             check(sotto_overlap_create_step(handle_of(optimizer), json, out))
         end
@@ -112,7 +112,7 @@ function begin!(overlap::Overlap; op = :mean, timeout = nothing, priority = 0)
     call = call_of(; op = op === :mean ? nothing : op, timeout = timeout, priority = priority)
     # Not the overlap itself: dropped while it is open, it withdraws.
     keep = Any[overlap.arrays, overlap.optimizer]
-    lock(overlap.comm.lock) do
+    one_call(overlap.comm) do
         round = started(out_op -> sotto_overlap_begin(handle_of(overlap), call, out_op), overlap.comm, keep)
         round.flight.open = true
         overlap.round = round.flight

@@ -55,6 +55,7 @@ function collectives(comm)
         wait(Sotto.recv!(comm, view(part, 1:1), 0))
         wait(Sotto.send(comm, part, 0))
     end
+    interrupted(comm)
     wrong = try
         wait(Sotto.barrier(comm))
         wait(Sotto.all_reduce!(comm, zeros(rank + 1)))
@@ -62,6 +63,35 @@ function collectives(comm)
         error
     end
     expect(wrong isa Sotto.SottoError && wrong.status == :Protocol, "counts that differ: $wrong")
+end
+
+"Ctrl-C ends the wait of rank 0, not what it has waited for."
+function interrupted(comm)
+    pids = zeros(Int32, length(comm))
+    wait(Sotto.all_gather!(comm, [Int32(getpid())], pids))
+    if Sotto.rank(comm) == 0
+        ccall(:jl_exit_on_sigint, Cvoid, (Cint,), 0)
+        x = zeros(1000)
+        op = Sotto.recv!(comm, x, 1)
+        wait(Sotto.send(comm, [1], 1))
+        caught = try
+            wait(op)
+        catch error
+            error
+        end
+        expect(caught isa InterruptException && !isready(op), "$caught")
+        wait(Sotto.send(comm, [2], 1))
+        wait(op)
+        expect(all(==(7), x), "what was received behind the interrupt")
+        ccall(:jl_exit_on_sigint, Cvoid, (Cint,), 1)
+    elseif Sotto.rank(comm) == 1
+        wait(Sotto.recv!(comm, [0], 0))
+        sleep(0.2)
+        ccall(:kill, Cint, (Cint, Cint), pids[1], 2)
+        wait(Sotto.recv!(comm, [0], 0))
+        wait(Sotto.send(comm, fill(7.0, 1000), 0))
+    end
+    return nothing
 end
 
 "The error that a call, or the operation that it returns, has ended with."

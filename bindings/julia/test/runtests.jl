@@ -38,6 +38,34 @@ function julia(program; environment...)
     return String(take!(out))
 end
 
+"The error of loading a library of this C source."
+function failed_with(cc, source)
+    mktempdir() do folder
+        write(joinpath(folder, "stub.c"), source)
+        library = joinpath(folder, "libstub.so")
+        run(`$cc -shared -fPIC -o $library $(joinpath(folder, "stub.c"))`)
+        return failed(() -> withenv(Sotto.load, "SOTTO_LIBRARY" => library))
+    end
+end
+
+version_of(major, minor) = "unsigned sotto_abi_version(void) { return $(major)u << 16 | $minor; }\n"
+
+# Before any other: a process loads one library.
+@testset "other libraries are refused" begin
+    cc = Sys.which("cc")
+    cc === nothing && @info "left out: there is no cc"
+    for (major, minor) in (cc === nothing ? () : ((1, 2), (0, 1), (0, 0)))
+        error = failed_with(cc, version_of(major, minor))
+        @test error.status == :LibraryLoad
+        @test occursin("libstub.so has ABI $major.$minor, this package was written for 0.2", error.text)
+    end
+    functions = [name for name in Sotto.C_FUNCTIONS if !(name in (:sotto_abi_version, :sotto_outer_vote))]
+    stubs = join("int $name(void) { return 0; }\n" for name in functions)
+    error = cc === nothing ? nothing : failed_with(cc, version_of(0, 3) * stubs)
+    @test error === nothing || occursin("libstub.so has no function sotto_outer_vote", error.text)
+    @test isempty(Sotto.SYMBOLS) && Sotto.LIBRARY[] == C_NULL
+end
+
 @testset "library" begin
     @test occursin(r"^0\.\d+\.\d+", Sotto.text_of(Sotto.sotto_version_string()))
     @test all(name -> isdefined(Sotto, name), Sotto.C_FUNCTIONS)
@@ -96,6 +124,16 @@ end
     @test occursin("op is :median; allowed: :bit_or", failed(() -> Sotto.all_reduce!(comm, x; op = :median)).text)
     @test occursin("x has 1 arrays and out has 2", failed(() -> Sotto.all_reduce!(comm, x, (y, y))).text)
     @test failed(() -> Sotto.broadcast!(comm, x, 3)).status == :InvalidArgument
+    for call in (() -> Sotto.all_gather!(comm, x, zeros(1)), () -> Sotto.all_reduce!(comm, x, zeros(3)))
+        short = failed(call)
+        @test short.status == :InvalidArgument && occursin("count", short.text)
+    end
+    op = Sotto.all_reduce!(comm, x)
+    @test wait(op) === wait(op) === nothing && isready(op)
+    codec = Sotto.Codec(comm, """{"type": "onebit"}""", Float32.(x))
+    close(codec)
+    closed = failed(() -> Sotto.all_reduce!(comm, Float32.(x); codec = codec))
+    @test closed.text == failed(() -> Sotto.export_state(codec)).text == "this Codec is closed"
     @test occursin("operations_in_flight", Sotto.report(comm, "waiting"))
     @test Sotto.counters(comm).payload_bytes_sent == 0
     @test failed(() -> Sotto.Codec(comm, """{"type": "two bits"}""", x)).status == :InvalidArgument
@@ -416,4 +454,66 @@ end
     kept = Sotto.Optimizer(comm, (w = ones(Float32, 4),), sgd())
     close(comm)
     @test !isopen(kept)
+end
+
+@testset "an interrupt loses nothing that was started" begin
+    ccall(:jl_exit_on_sigint, Cvoid, (Cint,), 0)
+    comm, call = Sotto.init(; size = 1, timeout = 20), Sotto.call_of()
+    @test_throws InterruptException Sotto.started(comm, nothing) do out_op
+        status = Sotto.sotto_barrier(comm.handle, call, out_op)
+        ccall(:kill, Cint, (Cint, Cint), getpid(), 2)
+        ccall(:usleep, Cint, (Cuint,), 100_000)  # until the signal is there
+        return status
+    end
+    @test length(comm.flights) == 1 && comm.flights[1].handle != C_NULL
+    wait(Sotto.barrier(comm))
+    close(comm)
+    @test isempty(comm.flights)
+    ccall(:jl_exit_on_sigint, Cvoid, (Cint,), 1)
+end
+
+"One of each, used; half of them are closed, half left to the collector."
+function cycle(comm, i)
+    params = (w = zeros(Float32, 4096),)
+    codec = Sotto.Codec(comm, """{"type": "onebit"}""", params.w)
+    wait(Sotto.all_reduce!(comm, params.w; codec = codec))
+    Sotto.all_reduce!(comm, zeros(Float32, 4096))  # dropped
+    optimizer = Sotto.Optimizer(comm, params, sgd())
+    wait(Sotto.step!(optimizer, deepcopy(params)))
+    Sotto.import_state!(optimizer, Sotto.export_state(optimizer, :exact), :exact)
+    outer, overlap = Sotto.Outer(comm, params, PERIOD_OF_2), Sotto.Overlap(comm, params)
+    Sotto.begin!(overlap)
+    part = split(comm, 0)
+    wait(Sotto.barrier(part))
+    close(part)
+    i % 2 == 0 && foreach(close, (overlap, codec, optimizer, outer))
+    i % 10 == 0 && close(Sotto.init(; size = 1))
+    return nothing
+end
+
+struct Mallinfo  # of glibc: numbers of bytes
+    fields::NTuple{10,Csize_t}
+end
+
+"Bytes that malloc has given away, threads and open files of this process. Pools of the collector have their own."
+function held()
+    of_malloc = ccall(:mallinfo2, Mallinfo, ()).fields
+    return Int(of_malloc[5] + of_malloc[8]), length(readdir("/proc/self/task")), length(readdir("/proc/self/fd"))
+end
+
+@testset "1000 cycles leave nothing behind" begin
+    comm = Sotto.init(; size = 1, timeout = 20)
+    function cycles(n)
+        foreach(i -> cycle(comm, i), 1:n)
+        for _ in 1:3
+            GC.gc()
+            wait(Sotto.barrier(comm))
+        end
+        return held()
+    end
+    before, after = cycles(100), cycles(1000)
+    @test after[1] < before[1] + 4_000_000  # the parameters alone of all cycles are 16 MB
+    @test after[2:3] == before[2:3]
+    @test length(Sotto.COMMS) == 1
+    close(comm)
 end
