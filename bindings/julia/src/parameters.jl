@@ -64,20 +64,28 @@ end
 # The name of this question has changed in 1.5.
 is_mutable(x) = @static isdefined(Base, :ismutable) ? ismutable(x) : !isimmutable(x)
 
-"The value at a path of a tree of gradients; `nothing`: there is none."
+"""
+The value at a path of a tree of gradients; `nothing`: there is none. A dictionary has what was used,
+as Zygote makes it; of all else the entry has to be there, `nothing` for none.
+"""
 function at_path(tree, path)
-    for step in path
+    for (depth, step) in enumerate(path)
         tree === nothing && return nothing
-        tree = child(tree, step)
+        tree = entry(tree, path, depth)
     end
     return tree
 end
 
-function child(x, step)
-    below = children(x)
-    below === nothing && return nothing
-    for (name, value) in below
-        string(name) == step && return value
+function entry(tree, path, depth)
+    node = unwrapped(tree)
+    for (name, value) in something(children(node), ())
+        string(name) == path[depth] && return value
     end
-    return nothing
+    node isa AbstractDict && return nothing
+    place = depth == 1 ? "the gradients" : "the gradient at \"$(join(path[1:depth-1], '.'))\""
+    invalid("$place, a $(typeof(node)), has no \"$(path[depth])\", as the parameters have; nothing in its place counts as zero")
 end
+
+"What Zygote has for a mutable struct, such as Flux's BatchNorm: its fields in a reference."
+unwrapped(x) = x
+unwrapped(x::Base.RefValue) = isassigned(x) && x[] isa NamedTuple ? x[] : x

@@ -115,6 +115,70 @@ end
     @test isempty(Sotto.parameters((1, "text", [1, 2])))
 end
 
+# As Flux's layers are: a chain of structs, some without a bias, one mutable with arrays that are not trained.
+struct Chain
+    layers::Tuple
+end
+
+mutable struct Norm
+    β::Vector{Float32}
+    γ::Vector{Float32}
+    μ::Vector{Float32}
+    active::Union{Bool,Nothing}
+end
+Sotto.children(layer::Norm) = pairs((β = layer.β, γ = layer.γ))
+
+struct Dense
+    weight::Matrix{Float32}
+    bias::Any
+    σ::Function
+end
+
+@testset "gradients as Zygote makes them" begin
+    comm = Sotto.init(; size = 1, timeout = 20)
+    norm, dense = Norm(zeros(2), ones(2), fill(7, 2), nothing), Dense(ones(2, 2), false, tanh)
+    model = Chain((dense, norm, Chain((dense, identity))))
+    optimizer = Sotto.Optimizer(comm, model, sgd())
+    @test optimizer.names == ["layers.1.weight", "layers.2.β", "layers.2.γ"]
+    of_dense(x) = (weight = fill(Float32(x), 2, 2), bias = nothing, σ = nothing)
+    of_norm = Base.RefValue{Any}((β = Float32[1, 2], γ = nothing, μ = nothing, active = nothing))
+    wait(Sotto.step!(optimizer, (layers = (of_dense(1), of_norm, (layers = (of_dense(2), nothing),)),)))
+    @test dense.weight == fill(-2, 2, 2)  # shared: 1 - (1 + 2)
+    @test norm.β == [-1, -2] && norm.γ == [1, 1] && norm.μ == [7, 7]
+    wait(Sotto.step!(optimizer, deepcopy(model)))  # a tree of the same types
+    @test dense.weight == fill(2, 2, 2) && norm.β == [0, 0] && norm.γ == [0, 0]
+    close(optimizer)
+
+    # As Lux's are: named tuples of named tuples, empty ones for layers without parameters.
+    params = (layer_1 = (weight = ones(Float32, 2, 3), bias = ones(Float32, 2)), layer_2 = NamedTuple(),
+        layer_3 = (cell = (weight_i = ones(Float32, 2),), tied = Ref(ones(Float32, 2))))
+    optimizer = Sotto.Optimizer(comm, params, sgd())
+    @test optimizer.names == ["layer_1.weight", "layer_1.bias", "layer_3.cell.weight_i", "layer_3.tied.x"]
+    tied = Base.RefValue{Any}((x = Float32[3, 4],))
+    wait(Sotto.step!(optimizer, (layer_1 = (weight = fill(2.0, 2, 3), bias = nothing), layer_2 = nothing,
+        layer_3 = (cell = (weight_i = Float32[5, 6],), tied = tied))))
+    @test all(==(-1), params.layer_1.weight) && all(==(1), params.layer_1.bias)
+    @test params.layer_3.cell.weight_i == [-4, -5] && params.layer_3.tied[] == [-2, -3]
+    before = deepcopy(params)
+    gradients = deepcopy(params)
+    for (wrong, text) in (
+            ((gradients,), "the gradients, a Tuple{"),  # as gradient() returns it, without [1]
+            ((layer_1 = gradients.layer_1, layer_3 = gradients.layer_3, layer_2 = ()), ""),
+            ((layer_1 = (weigth = gradients.layer_1.weight, bias = nothing), layer_2 = nothing, layer_3 = nothing),
+                "the gradient at \"layer_1\", a NamedTuple"),
+            ((layer_1 = nothing, layer_2 = nothing, layer_3 = (cell = Float32[5, 6], tied = nothing)),
+                "the gradient at \"layer_3.cell\", a Array{Float32,1}, has no \"weight_i\""))
+        error = failed(() -> wait(Sotto.step!(optimizer, wrong)))
+        isempty(text) ? @test(error === nothing) : @test(error.status == :InvalidArgument && occursin(text, error.text))
+        isempty(text) && Sotto.set!(optimizer, "lr", 0)
+    end
+    @test params.layer_1.weight == before.layer_1.weight .- before.layer_1.weight
+    some = Sotto.Optimizer(comm, Dict("a" => ones(Float32, 2), "b" => ones(Float32, 2)), sgd())
+    wait(Sotto.step!(some, Dict("b" => ones(Float32, 2))))  # a dictionary has what was used
+    @test Sotto.info(some).step == 1
+    close(comm)
+end
+
 @testset "one rank" begin
     comm = Sotto.init(; size = 1, timeout = 20)
     @test (Sotto.rank(comm), length(comm), isopen(comm)) == (0, 1, true)
