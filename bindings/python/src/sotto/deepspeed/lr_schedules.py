@@ -191,7 +191,8 @@ class WarmupDecayLR(WarmupLR):
 
 
 class WarmupCosineLR(_Schedule):
-    """Up to the optimizer's own rates, then down by a cosine to cos_min_ratio of them."""
+    """Up to the optimizer's own rates, then down by a cosine to cos_min_ratio of them, which it
+    stays at behind total_num_steps; in DeepSpeed it rises again."""
 
     def __init__(
         self,
@@ -219,8 +220,8 @@ class WarmupCosineLR(_Schedule):
         if now < warm:
             done = _warm_up(self.warmup_type, now, warm)
             return self.warmup_min_ratio + done * (1.0 - self.warmup_min_ratio)
-        angle = math.pi * (now - warm + 1) / max(1, self.total_num_steps - warm)
-        share = (1 + math.cos(angle)) / 2
+        done = min(1.0, (now - warm + 1) / max(1, self.total_num_steps - warm))
+        share = (1 + math.cos(math.pi * done)) / 2
         return max(0.0, self.cos_min_ratio + (1.0 - self.cos_min_ratio) * share)
 
     def get_lr(self) -> list[float]:
