@@ -28,8 +28,8 @@
 //   - ~op waits until the operation has ended, for which its deadline provides, since memory that
 //     it reads and writes may be gone next. detach() gives it up without that: then the memory has
 //     to live until the comm has been destroyed.
-//   - ~overlap_round withdraws a round that was not finished. ~group starts and waits for
-//     what was collected.
+//   - ~overlap_round withdraws a round that was not finished. ~group starts nothing of what was
+//     collected, since half of it, where an exception passes by, would be what no peer expects.
 //   - In a callback of the library nothing can be waited for or destroyed: handles that end there
 //     are leaked, and operations given up as by detach().
 //

@@ -278,19 +278,30 @@ TEST(CppHandles, DroppedRoundsAreWithdrawn) {
             "");
 }
 
-// A group that is dropped has been started, as its peers need it, and has ended.
-TEST(CppHandles, DroppedGroupsAreStarted) {
+// A group that is dropped, as where an exception passes by, starts nothing, and the next is as any.
+TEST(CppHandles, DroppedGroupsStartNothing) {
   EXPECT_EQ(on_ranks(2,
                      [](comm& ranks) {
                        const std::int32_t peer = 1 - ranks.rank();
                        float out = 1.0f + static_cast<float>(ranks.rank()), in = 0;
-                       {
-                         group both = ranks.group();
-                         both.send(buffer_of(&out, 1), peer);
-                         both.recv(buffer_of(&in, 1), peer);
+                       try {
+                         group half = ranks.group();
+                         half.send(buffer_of(&out, 1), peer);
+                         throw std::runtime_error("on one's way");
+                       } catch (const std::runtime_error&) {
                        }
+                       {
+                         group replaced = ranks.group();
+                         replaced.recv(buffer_of(&in, 1), peer);
+                         replaced = group();
+                         wait(ranks.barrier());
+                       }
+                       require(ranks.counters().ops_completed == 1 && in == 0.0f, "the barrier");
+                       group both = ranks.group();
+                       both.send(buffer_of(&out, 1), peer);
+                       both.recv(buffer_of(&in, 1), peer);
+                       both.end().wait();
                        require(in == 2.0f - static_cast<float>(ranks.rank()), "received");
-                       wait(ranks.barrier());
                      }),
             "");
 }

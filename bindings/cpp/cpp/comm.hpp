@@ -75,14 +75,15 @@ class comm_config {
 };
 
 // Calls that are collected on a comm, from comm::group on, and progress together. Collectives of
-// the comm itself wait until end() has been called.
+// the comm itself wait until end() has been called. The destructor of a group that was not ended
+// closes it and starts nothing.
 class SOTTO_CPP_CHECKED group : public collectives<group, void> {
  public:
   group() noexcept : comm_(nullptr) {}
   group(group&& other) noexcept : comm_(other.take()), refused_(std::move(other.refused_)) {}
   group& operator=(group&& other) noexcept {
     if (this != &other) {
-      finish();
+      give_up();
       comm_ = other.take();
       refused_ = std::move(other.refused_);
     }
@@ -90,7 +91,7 @@ class SOTTO_CPP_CHECKED group : public collectives<group, void> {
   }
   group(const group&) = delete;
   group& operator=(const group&) = delete;
-  ~group() { finish(); }
+  ~group() { give_up(); }
 
   // Starts what was collected as one operation; after a call that was refused nothing, and that
   // error is told. The group is closed in any case.
@@ -112,9 +113,9 @@ class SOTTO_CPP_CHECKED group : public collectives<group, void> {
   outcome<void> submit(F f, const call& options, A... arguments) {
     return detail::finish(f(comm_, arguments..., options.get(), nullptr));
   }
-  // The library has to know: it starts nothing of a group of which a call was refused.
+  // The library has to know, since it has not seen the call.
   outcome<void> refused(std::string why) {
-    sotto_send(comm_, nullptr, 0, -1, nullptr, nullptr);
+    refuse_one(comm_);
     if (refused_.empty()) refused_ = why;
     return detail::refuse<void>(std::move(why));
   }
@@ -123,10 +124,15 @@ class SOTTO_CPP_CHECKED group : public collectives<group, void> {
     comm_ = nullptr;
     return comm;
   }
-  // What has been collected cannot be taken back.
-  void finish() noexcept {
+  // A call that is refused makes the library start nothing of a group.
+  static void refuse_one(sotto_comm* comm) noexcept {
+    sotto_send(comm, nullptr, 0, -1, nullptr, nullptr);
+  }
+  void give_up() noexcept {
     sotto_comm* const comm = take();
-    if (comm != nullptr) sotto_group_end(comm, nullptr, nullptr);
+    if (comm == nullptr) return;
+    refuse_one(comm);
+    sotto_group_end(comm, nullptr, nullptr);
   }
 
   sotto_comm* comm_;
