@@ -256,6 +256,20 @@ def test_codecs(kind):
     assert 0 < results[0][2] < 4 * 5000 * 2 / (1.9 if kind in ("bf16", "fp16") else 3.8)
 
 
+def test_a_codec_may_be_a_dict():
+    x = np.arange(5000, dtype=f32)
+    with sotto.create_comm(world_size=1, timeout=30) as comm:
+        with comm.codec({"type": "topk", "k": 64}, x) as codec:
+            assert codec.settings == {"type": "topk", "k": 64}
+            comm.all_reduce(x, codec=codec).wait()
+        with pytest.raises(
+            sotto.InvalidArgumentError, match=r"options \(k\) are given beside a dict"
+        ):
+            comm.codec({"type": "topk"}, x, k=64)
+        with pytest.raises(sotto.InvalidArgumentError, match="typ"):
+            comm.codec({"typ": "topk"}, x)
+
+
 def test_codec_state_continues_bit_for_bit():
     def body(comm):
         def run(codec, first, last):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from . import _abi as abi
@@ -54,6 +55,16 @@ def import_state(lib: Library, name: str, handle: c.c_void_p, mode: int, state: 
     lib.call(name, handle, mode, view.views[0].data or None, view.views[0].elements)
 
 
+def _settings(kind: str | Mapping[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(kind, Mapping):
+        return {"type": kind, **options}
+    if options:
+        raise InvalidArgumentError(
+            f"options ({', '.join(options)}) are given beside a dict, which has its own"
+        )
+    return dict(kind)
+
+
 class Codec(HandleOwner):
     """How :meth:`Comm.all_reduce` sends data, with the residual of every array.
 
@@ -61,7 +72,7 @@ class Codec(HandleOwner):
     encoding is added to the next. Make the same codec for the same counts on all ranks.
 
     comm:    the comm that it is used with
-    kind:    "onebit", "int8" or another type of sotto_codec_create
+    kind:    "onebit", "int8" or another type of sotto_codec_create, or a dict of type and options
     like:    an array, or a list: float32, as many elements each as will be reduced; not read
     options: the codec's own keys: chunk_align, scale, granularity, bucket_elements, mode, block,
              residual; the C header describes them
@@ -72,9 +83,11 @@ class Codec(HandleOwner):
     _noun = "codec"
     _destroy = "sotto_codec_destroy"
 
-    def __init__(self, comm: Comm, kind: str, like: Any, **options: Any) -> None:
+    def __init__(
+        self, comm: Comm, kind: str | Mapping[str, Any], like: Any, **options: Any
+    ) -> None:
         arrays = Buffers(like, "like", writable=False)
-        self.settings = {"type": kind, **options}
+        self.settings = _settings(kind, options)
         handle = c.c_void_p()
         text = json_text(self.settings).encode()
         comm._lib.call(

@@ -7,7 +7,7 @@ import ctypes as c
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from . import _abi as abi
@@ -425,7 +425,7 @@ class Comm(Exchanges, HandleOwner):
             end = time.monotonic_ns()
             self._lib.call("sotto_trace_span", context._handle, name.encode(), begin, end)
 
-    def codec(self, kind: str, like: Any, **options: Any) -> Codec:
+    def codec(self, kind: str | Mapping[str, Any], like: Any, **options: Any) -> Codec:
         """A codec for all_reduce of arrays like these: see :class:`sotto.Codec`."""
         from .codec import Codec
 

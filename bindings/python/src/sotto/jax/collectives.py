@@ -7,6 +7,7 @@ those whose names end with "_async".
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Callable
 
 import jax
@@ -145,6 +146,8 @@ def recv(like: Any, peer: int, *, comm: Comm | None = None, **options: Any) -> A
     return Pending(work, _result(tree, rooms)).wait()
 
 
-def codec(kind: str, like: Any, *, comm: Comm | None = None, **options: Any) -> Codec:
+def codec(
+    kind: str | Mapping[str, Any], like: Any, *, comm: Comm | None = None, **options: Any
+) -> Codec:
     """A codec for all_reduce() of trees like this: see :class:`sotto.Codec`."""
     return _comm(comm).codec(kind, tree_of(like, "like").leaves, **options)
