@@ -159,8 +159,8 @@ impl Shared {
         self.owner.api
     }
 
-    /// Waits for other threads' calls. Errors: `InvalidState` (inside a callback; this thread has a
-    /// group open; fork), where waiting would not end.
+    /// Waits for other threads' calls. Errors: `InvalidState` (inside a callback; inside another
+    /// call, as of what a `Source` does; fork), where waiting would not end.
     pub(crate) fn locked(&self) -> Result<One<'_>> {
         if callback::inside() {
             return Err(Error::new(Status::InvalidState, "called inside a callback"));
@@ -169,7 +169,7 @@ impl Shared {
         if self.holder.load(Ordering::Relaxed) == me {
             return Err(Error::new(
                 Status::InvalidState,
-                "this thread has a group open on this comm: start or drop it first",
+                "called inside another call on this comm, on the same thread",
             ));
         }
         let lock = match self.lock.try_lock() {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::buffers::{Kept, Source, Target};
 use crate::call::Call;
 use crate::collective::{Collective, Parts};
-use crate::comm::{Comm, One};
+use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::left;
 use crate::library::check;
@@ -168,29 +168,57 @@ impl Comm {
         self.start(Collective::recv(buffers, peer)?, call)
     }
 
-    /// Opens a group: collectives that are added to it start together, as one operation. Needed
-    /// where sends and receives of one rank depend on each other. Other calls on this comm wait
-    /// until the group is started or dropped; on the thread that has the group they are
-    /// `InvalidState`. Errors: `InvalidState` (fork, callback).
-    pub fn group(&self) -> Result<Group<'_>> {
+    /// A group: collectives that are added to it start together, as one operation. Needed where
+    /// sends and receives of one rank depend on each other.
+    pub fn group(&self) -> Group<'_> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
-        left::reap();
-        let one = self.shared.locked()?;
-        check(self.api(), unsafe { (self.api().sotto_group_begin)(self.raw()) })?;
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        Ok(Group { comm: self, number, kept: Vec::new(), failed: None, open: true, _one: one })
+        Group { comm: self, number, calls: Vec::new() }
     }
 }
+
+/// `Kept` buffers of some type.
+type AnyKept = Box<dyn Any + Send>;
+
+/// Makes a call and returns its buffers, which are in use then.
+type Added<'c> = Box<dyn FnOnce(&Comm) -> Result<AnyKept> + 'c>;
 
 /// Collectives that start together. Dropped without [`start`](Group::start) it starts nothing.
 #[must_use = "a group starts nothing until start() is called"]
 pub struct Group<'c> {
     comm: &'c Comm,
     number: u64,
-    kept: Vec<Option<Box<dyn Any + Send>>>,
-    failed: Option<Error>,
-    open: bool,
-    _one: One<'c>,
+    calls: Vec<Added<'c>>,
+}
+
+/// While the library collects calls. Dropped, it makes the library start nothing of them.
+struct Collecting<'c>(&'c Comm);
+
+impl Collecting<'_> {
+    fn begin(comm: &Comm) -> Result<Collecting<'_>> {
+        check(comm.api(), unsafe { (comm.api().sotto_group_begin)(comm.raw()) })?;
+        Ok(Collecting(comm))
+    }
+
+    fn end(self, call: Call<'_>) -> Result<Handle> {
+        let (comm, mut op) = (self.0, std::ptr::null_mut());
+        std::mem::forget(self); // the library closes the group in any case
+        let end = comm.api().sotto_group_end;
+        call.with(comm.api(), |call| unsafe { end(comm.raw(), call, &mut op) })?;
+        Ok(Handle::new(comm.api(), op))
+    }
+}
+
+impl Drop for Collecting<'_> {
+    fn drop(&mut self) {
+        // A collected call that is refused makes the library start nothing when the group ends.
+        let (api, raw) = (self.0.api(), self.0.raw());
+        let (none, call, op) = (std::ptr::null(), std::ptr::null(), std::ptr::null_mut());
+        unsafe {
+            (api.sotto_send)(raw, none, 0, -1, call, op);
+            (api.sotto_group_end)(raw, call, op);
+        }
+    }
 }
 
 /// Stands for the buffers of one collective of a group: [`Collected::take`] gives them back.
@@ -204,7 +232,7 @@ pub struct Ticket<B> {
 /// The buffers of a group.
 pub struct Collected {
     group: u64,
-    kept: Vec<Option<Box<dyn Any + Send>>>,
+    kept: Vec<Option<AnyKept>>,
 }
 
 impl Collected {
@@ -218,49 +246,45 @@ impl Collected {
     }
 }
 
-impl Group<'_> {
-    /// Adds a collective; of `call` tag and reduction alone may be set. Errors: as [`Comm::start`];
-    /// then nothing of the group can be started.
-    pub fn add<'a, B: Send + 'static>(
+impl<'c> Group<'c> {
+    /// Adds a collective; of `call` tag and reduction alone may be set. Until the group starts the
+    /// library knows nothing of it.
+    pub fn add<B: Send + 'static>(
         &mut self,
         collective: Collective<B>,
-        call: impl Into<Call<'a>>,
-    ) -> Result<Ticket<B>> {
+        call: impl Into<Call<'c>>,
+    ) -> Ticket<B> {
+        let call = call.into();
         let nobody = std::ptr::null_mut();
-        let launched = unsafe { collective.launch(self.comm, call.into(), nobody) };
-        let buffers = launched.map_err(|error| {
-            self.failed.get_or_insert_with(|| error.clone());
-            error
-        })?;
-        self.kept.push(Some(Box::new(buffers)));
-        Ok(Ticket { group: self.number, index: self.kept.len() - 1, _buffers: PhantomData })
+        self.calls.push(Box::new(move |comm| {
+            let buffers = unsafe { collective.launch(comm, call, nobody) }?;
+            Ok(Box::new(buffers))
+        }));
+        Ticket { group: self.number, index: self.calls.len() - 1, _buffers: PhantomData }
     }
 
     /// Starts what was added. Of `call` time limit, priority, stream and `on_done` may be set.
-    /// Errors: that of a collective that was refused, or as [`Comm::start`].
-    pub fn start<'a>(mut self, call: impl Into<Call<'a>>) -> Result<Op<Collected>> {
-        if let Some(error) = self.failed.take() {
-            return Err(error);
+    /// Errors: as [`Comm::start`], of the first that was refused, with its number from 0; then
+    /// nothing is started.
+    pub fn start<'a>(self, call: impl Into<Call<'a>>) -> Result<Op<Collected>> {
+        left::reap();
+        let (comm, call) = (self.comm, call.into());
+        let mut kept = Vec::new(); // dropped behind what uses it
+        let _one = comm.shared.locked()?;
+        let collecting = Collecting::begin(comm)?;
+        for (index, launch) in self.calls.into_iter().enumerate() {
+            kept.push(Some(launch(comm).map_err(|error| {
+                Error::new(error.status, format!("collective {index} of the group: {}", error.text))
+            })?));
         }
-        let (comm, mut op) = (self.comm, std::ptr::null_mut());
-        self.open = false;
-        let end = comm.api().sotto_group_end;
-        call.into().with(comm.api(), |call| unsafe { end(comm.raw(), call, &mut op) })?;
-        let kept = Collected { group: self.number, kept: std::mem::take(&mut self.kept) };
-        Ok(Op::new(Handle::new(comm.api(), op), Kept::new(kept), Arc::clone(&comm.shared)))
+        let handle = collecting.end(call)?;
+        let kept = Collected { group: self.number, kept };
+        Ok(Op::new(handle, Kept::new(kept), Arc::clone(&comm.shared)))
     }
 }
 
-impl Drop for Group<'_> {
-    fn drop(&mut self) {
-        if self.open {
-            // A collected call that is refused makes the library start nothing when the group ends.
-            let (api, raw) = (self.comm.api(), self.comm.raw());
-            let (none, call, op) = (std::ptr::null(), std::ptr::null(), std::ptr::null_mut());
-            unsafe {
-                (api.sotto_send)(raw, none, 0, -1, call, op);
-                (api.sotto_group_end)(raw, call, op);
-            }
-        }
+impl std::fmt::Debug for Group<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Group({} collectives)", self.calls.len())
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use common::{alone, context, ranks};
 use sotto::{
     wait_all, wait_any, Bf16, Call, Codec, Collective, Comm, CommOptions, Context, ContextOptions,
-    Error, Parts, Pending, Reduce, StateMode, Status, Tensor, F16,
+    Error, Parts, Pending, Reduce, Source, StateMode, Status, Tensor, Views, F16,
 };
 
 fn status<T>(result: Result<T, Error>) -> Status {
@@ -148,24 +148,69 @@ fn lent_memory_is_worked_on_where_it_is() {
 fn groups_start_together_and_give_their_buffers_back() {
     ranks(2, |comm| {
         let peer = 1 - comm.rank();
-        let mut group = comm.group().unwrap();
-        let sent = group.add(Collective::send(vec![comm.rank()], peer).unwrap(), ()).unwrap();
-        let received = group.add(Collective::recv(vec![9u32], peer).unwrap(), ()).unwrap();
-        let inside = status(comm.barrier(()));
-        assert_eq!(inside, Status::InvalidState, "on this thread it would wait for itself");
+        let mut group = comm.group();
+        let sent = group.add(Collective::send(vec![comm.rank()], peer).unwrap(), ());
+        let received = group.add(Collective::recv(vec![9u32], peer).unwrap(), ());
+        comm.barrier(()).unwrap().wait().unwrap(); // the group holds up no other call
         let mut kept = group.start(()).unwrap().wait().unwrap();
         assert_eq!(kept.take(received).unwrap(), [peer]);
         assert_eq!(kept.take(sent).unwrap(), [comm.rank()]);
 
-        drop(comm.group().unwrap());
-        let mut group = comm.group().unwrap();
+        drop(comm.group());
+        let mut group = comm.group();
+        group.add(Collective::all_reduce(vec![1.0f32]), ());
         let wrong = Collective::all_reduce_into(vec![vec![1.0f32]; 2], vec![0.0f32]);
-        let error = group.add(wrong, ()).unwrap_err();
-        assert_eq!(error.text, "input has 2 buffers and output 1; they have to be as many");
-        assert_eq!(group.start(()).unwrap_err(), error);
-        assert!(kept.take(comm.group().unwrap().add(Collective::barrier(), ()).unwrap()).is_none());
+        group.add(wrong, ());
+        let error = group.start(()).unwrap_err();
+        assert_eq!(
+            error.text,
+            "collective 1 of the group: input has 2 buffers and output 1; they have to be as many"
+        );
+        assert_eq!(error.status, Status::InvalidArgument);
+        let mut group = comm.group();
+        group.add(Collective::broadcast(vec![1.0f32], 7).unwrap(), ());
+        let error = group.start(()).unwrap_err();
+        assert!(error.text.contains("collective 0 of the group: ") && error.text.contains("root"));
+        assert!(kept.take(comm.group().add(Collective::barrier(), ())).is_none());
         comm.barrier(()).unwrap().wait().unwrap();
     });
+}
+
+#[test]
+fn a_forgotten_group_holds_up_nobody() {
+    ranks(2, |comm| {
+        let mut group = comm.group();
+        group.add(Collective::all_reduce(vec![1.0f32]), ());
+        std::mem::forget(group);
+        std::thread::scope(|scope| {
+            scope.spawn(|| comm.barrier(()).unwrap().wait().unwrap());
+        });
+        assert_eq!(comm.counters().unwrap().ops_completed, 1);
+        comm.close().unwrap();
+    });
+}
+
+/// A buffer whose view cannot be taken.
+struct Panics;
+
+unsafe impl Source for Panics {
+    fn read(&self, _: &mut Views) {
+        panic!("on purpose");
+    }
+}
+
+#[test]
+fn a_group_that_a_panic_unwinds_starts_nothing() {
+    let comm = alone();
+    let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let mut group = comm.group();
+        group.add(Collective::all_reduce(vec![1.0f32]), ());
+        group.add(Collective::send(Panics, 0).unwrap(), ());
+        group.start(())
+    }));
+    assert!(unwound.is_err());
+    assert_eq!(comm.all_reduce(vec![2.0f32], ()).unwrap().wait().unwrap(), [2.0]);
+    assert_eq!(comm.counters().unwrap().ops_completed, 1);
 }
 
 #[test]

@@ -6,11 +6,13 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use common::{alone, context, launched, program, ranks, text, LIMIT};
-use sotto::{Codec, Comm, CommOptions, Optimizer, Param, Result, StateMode, Status};
+use sotto::{
+    Codec, Comm, CommOptions, Optimizer, Param, Result, Source, StateMode, Status, Target, Views,
+};
 
 const ADAM: &str = r#"{"optimizer": {"type": "Adam", "params": {"lr": 0.1}}}"#;
 const SIGINT: i32 = 2;
@@ -261,23 +263,38 @@ fn a_thousand_cycles_leave_nothing_behind() {
     assert!(text(&run).contains("KiB more"), "{}", text(&run));
 }
 
+/// A buffer whose view is taken between two meetings.
+struct Slow(Vec<f32>, Arc<[Barrier; 2]>);
+
+unsafe impl Source for Slow {
+    fn read(&self, views: &mut Views) {
+        self.0.read(views);
+    }
+}
+
+unsafe impl Target for Slow {
+    fn write(&mut self, views: &mut Views) {
+        for meeting in self.1.iter() {
+            meeting.wait();
+        }
+        self.0.write(views);
+    }
+}
+
 /// What the child has ended with, of a fork while another thread has the comm.
 fn forked_beside_a_thread(comm: &Comm) -> i32 {
-    let (taken, forked) = (Barrier::new(2), Barrier::new(2));
+    let meetings = Arc::new([Barrier::new(2), Barrier::new(2)]);
+    let slow = Slow(vec![1.0], Arc::clone(&meetings));
     std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let _group = comm.group().unwrap();
-            taken.wait();
-            forked.wait();
-        });
-        taken.wait();
+        scope.spawn(|| comm.all_reduce(slow, ()).unwrap().wait().unwrap());
+        meetings[0].wait();
         let pid = unsafe { fork() };
         if pid == 0 {
             unsafe { alarm(30) };
             let told = comm.barrier(()).err().map(|error| error.status);
             unsafe { _exit(i32::from(told != Some(Status::InvalidState))) };
         }
-        forked.wait();
+        meetings[1].wait();
         let mut status = -1;
         unsafe { waitpid(pid, &mut status, 0) };
         status
