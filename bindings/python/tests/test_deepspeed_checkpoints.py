@@ -70,6 +70,32 @@ def test_checkpoints(checkpoint, tmp_path):
     assert files == {"mp_rank_00_model_states.pt"} | ranks
 
 
+@pytest.mark.parametrize("outer", [None, {"preset": "diloco", "period": 2, "codec": "int8"}])
+def test_checkpoints_without_error_feedback(outer, tmp_path):
+    section = {"checkpoint": "reset", **({} if outer is None else {"outer": outer})}
+    states = [None, None]
+
+    def body(comm):
+        engine, optimizer, _, _ = start(comm, {"optimizer": LAMB, "sotto": section})
+        run(engine, comm.rank, range(7))
+        engine.save_checkpoint(tmp_path)
+        states[comm.rank] = optimizer._optim.export_state("reset")
+        ends = [run(engine, comm.rank, range(7, 11)) and parameters(engine)]
+        for load in (
+            lambda: engine.load_checkpoint(tmp_path),
+            lambda: optimizer._optim.import_state(states[0], "reset"),
+        ):
+            load()
+            run(engine, comm.rank, range(7, 11))
+            ends.append(parameters(engine))
+        engine.close()
+        return ends
+
+    for goes_on, loaded, reset in thread_ranks(2, body):
+        assert all(torch.equal(p, q) for p, q in zip(loaded, reset))
+        assert not all(torch.equal(p, q) for p, q in zip(loaded, goes_on))
+
+
 def test_exact_checkpoints_on_disks_of_their_own(tmp_path):
     """Every rank writes to its own machine's disk; what is merged behind it loads on all."""
     config = {"optimizer": LAMB, "sotto": {"checkpoint": "exact"}}

@@ -112,6 +112,39 @@ def test_gathered_states(kind, recwarn):
     assert not [w for w in recwarn if "error feedback" in str(w.message)]
 
 
+@pytest.mark.parametrize("kind", [st.OnebitAdam, st.OnebitLamb], ids=lambda k: k.__name__)
+def test_reset_starts_from_any_state_without_error_feedback(kind, recwarn):
+    def body(comm):
+        def optimizer_of(net, checkpoint):
+            options = {"lr": 0.01, "comm": comm, **KINDS[kind]}
+            return kind(net.parameters(), checkpoint=checkpoint, **options)
+
+        net = model()
+        ended, states = [], []
+        for checkpoint in ("mean", "exact", "reset"):
+            optimizer = optimizer_of(net, checkpoint)
+            if states:
+                optimizer.load_state_dict(states[0])
+            else:
+                train(net, optimizer, comm.rank, range(9))
+            states += [optimizer.state_dict(), optimizer.gather_state()]
+            if checkpoint == "mean":
+                states.append(optimizer.gather_state("whole"))
+            optimizer.close()
+        for state in states:
+            net = model()
+            optimizer = optimizer_of(net, "reset")
+            optimizer.load_state_dict(state)
+            ended.append(train(net, optimizer, comm.rank, range(9, 12)))
+            optimizer.close()
+        forms = [state["sotto"]["form"] for state in states]
+        assert forms == ["rank", "mean", "whole", "exact", "mean", "reset", "reset"]
+        assert all(torch.equal(p, q) for other in ended[1:] for p, q in zip(other, ended[0]))
+
+    thread_ranks(2, body)
+    assert not [w for w in recwarn if "error feedback" in str(w.message)]
+
+
 def test_states_of_several_ranks_that_do_not_fit():
     """0/1 Adam between synchronisations: every rank has parameters of its own."""
     states = [None] * 3

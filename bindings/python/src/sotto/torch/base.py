@@ -488,7 +488,8 @@ class SottoOptimizer(Groups):
     def gather_state(self, mode: str = "mean") -> dict[str, Any]:
         """A state_dict() with the error feedback of all ranks, the same on all. Collective.
 
-        mode: "mean": averaged, for any number of ranks; loses nothing of the sum of all steps.
+        mode: "mean": averaged, for any number of ranks; loses nothing of the sum of all steps. With
+        checkpoint="reset" there is no error feedback in it.
         "whole": that of every rank: as many ranks continue bit for bit; as large as the
         state_dict() of all ranks together. Of 0/1 Adam between synchronisations "mean" has what
         one in full precision would give; parameters stay as they are (synchronize_parameters()).
@@ -502,12 +503,11 @@ class SottoOptimizer(Groups):
         if self._optim is not None:
             if self._gradients is not None:
                 self._gradients.follow(self._optim)
-            optim = self._optim
-            made = (
-                states.mean_state(self, optim)
-                if mode == "mean"
-                else states.whole_state(self, optim)
-            )
+            policy = self._section.get("checkpoint", "mean")
+            if mode == "mean":
+                made = states.mean_state(self, self._optim, policy)
+            else:
+                made = states.whole_state(self, self._optim)
             state["sotto"].update(made)
         return state
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 KNOWN = (1, FORMAT)  # 1 has "checkpoint" in place of "form"
+LOADED = {"mean": "mean", "exact": "exact", "reset": "common"}  # the library's mode, by form
 
 
 class Described(Protocol):
@@ -99,12 +100,13 @@ def _has_error_feedback(optimizer: SottoOptimizer, optim: plain.Optimizer) -> bo
     return info.stage == 1
 
 
-def mean_state(optimizer: SottoOptimizer, optim: plain.Optimizer) -> dict[str, Any]:
-    """The same on all ranks. Collective."""
+def mean_state(optimizer: SottoOptimizer, optim: plain.Optimizer, policy: str) -> dict[str, Any]:
+    """The same on all ranks. policy: as above; "reset": without error feedback. Collective."""
+    form = "reset" if policy == "reset" else "mean"
     return {
-        "form": "mean",
+        "form": form,
         "frozen": optimizer.standing_still(),
-        "blob": tensor_of(optim.export_state("mean")),
+        "blob": tensor_of(optim.export_state(form)),
     }
 
 
@@ -144,7 +146,8 @@ def check_saved(optimizer: Described, saved: Mapping[str, Any]) -> None:
 
 
 def load(optimizer: SottoOptimizer, optim: plain.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Takes the library's state, as its form says. Collective for 0/1 Adam, else local.
+    """Takes the library's state, as its form says; without error feedback where "checkpoint" of
+    this optimizer is "reset". Collective for 0/1 Adam, else local.
 
     Errors: InvalidArgumentError (damaged; exact: another rank; 0/1 Adam: ranks have states of
     different ranks that do not fit). Nothing changes on error.
@@ -153,11 +156,9 @@ def load(optimizer: SottoOptimizer, optim: plain.Optimizer, saved: Mapping[str, 
     if form == "moments":
         moments.load(optimizer, optim, saved)
         return
-    if form in ("mean", "exact"):
-        optim.import_state(bytes_of(saved["blob"]), form)
-        return
-    if form == "reset":
-        optim.import_state(bytes_of(saved["blob"]), "common")
+    reset = optimizer._section.get("checkpoint") == "reset"
+    if form in ("mean", "exact", "reset"):
+        optim.import_state(bytes_of(saved["blob"]), "common" if reset else LOADED[form])
         return
     comm, rank, world = optimizer._comm, saved["rank"], saved["world_size"]
     whole = form == "whole" and world == comm.size
@@ -166,14 +167,14 @@ def load(optimizer: SottoOptimizer, optim: plain.Optimizer, saved: Mapping[str, 
     if optimizer._kind == "ZeroOneAdam" and comm.size > 1:
         _check_common(comm, blob, fits)
     reason = f"it was made by rank {rank} of {world}, and this is rank {comm.rank} of {comm.size}"
-    if fits:
+    if fits and not reset:
         try:
             optim.import_state(blob, "exact")
             return
         except InvalidArgumentError as error:  # of other chunks, for one; or damaged
             reason = str(error)
     optim.import_state(blob, "common")
-    if saved["error_feedback"]:
+    if saved["error_feedback"] and not reset:
         warnings.warn(
             f"the state's error feedback is not used and starts at zero: {reason}. For all of it "
             "save what gather_state() gives, which every rank has to call",
