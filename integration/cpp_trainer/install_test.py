@@ -32,6 +32,24 @@ def find(folder, name):
     return found[0]
 
 
+# Versions that find_package is asked for, and whether this one is found: those whose programs the library takes.
+ASKED = (("", True), ("0.1", True), ("0.2", True), ("0.1...0.2", True), ("0.1...<1", True), ("0.0", False), ("0.3", False),
+         ("0.2.9", False), ("0.1...<0.2", False), ("0.3...<1", False), ("1", False))
+
+
+def find_by_version(cmake, prefix, folder):
+    """One configuration without a compiler asks for all."""
+    lines = [f'find_package(sotto {asked} QUIET CONFIG)\nmessage("asked {asked}: ${{sotto_FOUND}}")\nunset(sotto_DIR CACHE)'
+             for asked, _ in ASKED]
+    os.mkdir(folder)
+    with open(os.path.join(folder, "CMakeLists.txt"), "w", encoding="ascii") as f:
+        f.write("cmake_minimum_required(VERSION 3.25)\nproject(asks LANGUAGES NONE)\n" + "\n".join(lines) + "\n")
+    said = run(cmake, "-S", folder, "-B", os.path.join(folder, "build"), f"-DCMAKE_PREFIX_PATH={prefix}")
+    for asked, found in ASKED:
+        if f"asked {asked}: {int(found)}\n" not in said:
+            sys.exit(f"find_package(sotto {asked}) has to {'find it' if found else 'refuse'}:\n{said}")
+
+
 def main(cmake, build, source, *arguments):
     with tempfile.TemporaryDirectory() as folder:
         prefix, trainer = os.path.join(folder, "prefix"), os.path.join(folder, "trainer")
@@ -40,6 +58,7 @@ def main(cmake, build, source, *arguments):
         for name in ("sotto.h", "sotto_dlpack.h", "sotto.hpp", "comm.hpp", "libsotto.so.0", "sottoConfig.cmake", "sotto", "sotto-run"):
             find(prefix, name)
 
+        find_by_version(cmake, prefix, os.path.join(folder, "asks"))
         run(cmake, "-S", source, "-B", trainer, f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_BUILD_TYPE=Release", *arguments)
         run(cmake, "--build", trainer)
         program = os.path.join(trainer, "cpp-trainer")
