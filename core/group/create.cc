@@ -321,20 +321,35 @@ Result<Backend*> link_of(Context& context, Backend* own, Reach distance) {
   return context.backend(name);
 }
 
+// Those of the peers with whom operations in two levels have no messages, whether or not the group
+// is set to levels: a configuration can name them too. Every two hosts keep a pair that is
+// connected at once, so that the set-up tells when they do not reach each other.
+std::vector<int32_t> lazy_of(const RootComm& root, int32_t rank, std::span<const int32_t> peers) {
+  std::vector<int32_t> lazy;
+  const Hierarchy kind = root.hierarchy == Hierarchy::kFlat ? Hierarchy::kAuto : root.hierarchy;
+  const Result<Levels> levels = make_levels(kind, host_indices(root.hosts));
+  if (!levels.ok() || !levels->several()) return lazy;
+  std::ranges::copy_if(peers, std::back_inserter(lazy),
+                       [&](int32_t peer) { return !levels->linked(rank, peer); });
+  return lazy;
+}
+
 // One link of the group: a transport and the ranks that this one reaches by it. Those that it does
 // not reach are left in `rest`.
 Status add_link(const RootSetup& setup, Backend& backend, std::vector<int32_t> peers,
                 std::vector<int32_t>& rest, RootComm& root, Driver& driver) {
-  SOTTO_ASSIGN(std::unique_ptr<Transport> transport,
-               backend.connect(*root.channel->control(), peers, *root.channel, driver,
-                               setup.request.deadline));
+  ControlPlane& control = *root.channel->control();
+  const std::vector<int32_t> lazy = lazy_of(root, control.rank(), peers);
+  SOTTO_ASSIGN(
+      std::unique_ptr<Transport> transport,
+      backend.connect(control, {peers, lazy}, *root.channel, driver, setup.request.deadline));
   std::erase_if(peers, [&](int32_t rank) {
     const bool reached = transport->reaches(rank);
     if (!reached) rest.push_back(rank);
     return !reached;
   });
-  log(LogLevel::kDebug, "rank {}: {} links it with {} ranks", root.channel->control()->rank(),
-      backend.name(), peers.size());
+  log(LogLevel::kDebug, "rank {}: {} links it with {} ranks", control.rank(), backend.name(),
+      peers.size());
   root.channel->attach(std::move(transport), peers);
   return ok_status();
 }

@@ -119,6 +119,14 @@ struct JoinRequest {
   Deadline deadline;
 };
 
+// The ranks that a transport connects one with, itself perhaps among them.
+struct LinkPeers {
+  std::span<const int32_t> all;  // ascending
+  // Of these, the ones that operations may never need. A transport whose connections cost
+  // descriptors makes theirs when they are first used. For both ranks of a pair, or for none.
+  std::span<const int32_t> lazy = {};
+};
+
 // One transport in one context: its poller, its rendezvous and its connections.
 class Backend {
  public:
@@ -145,11 +153,10 @@ class Backend {
   // Where this rank is, in a number that is equal for ranks which the transport can connect and
   // never 0: inproc: the process. Transports for ranks anywhere have the same for all.
   virtual uint64_t place() const { return 1; }
-  // Connects this rank with `peers`, ascending and perhaps with itself among them, for whom it is
-  // one of theirs. Collective over the control plane, also for ranks that connect with none. The
-  // sink outlives the transport. UNSUPPORTED: the transport takes all ranks or none.
-  virtual Result<std::unique_ptr<Transport>> connect(ControlPlane& control,
-                                                     std::span<const int32_t> peers,
+  // Connects this rank with `peers`, for whom it is one of theirs. Collective over the control
+  // plane, also for ranks that connect with none. The sink outlives the transport. UNSUPPORTED: the
+  // transport takes all ranks or none.
+  virtual Result<std::unique_ptr<Transport>> connect(ControlPlane& control, const LinkPeers& peers,
                                                      TransferSink& sink, Driver& driver,
                                                      Deadline deadline) = 0;
 };

@@ -25,6 +25,7 @@ inline constexpr uint32_t kServiceWindow = 32;
 
 // The channels in use.
 inline constexpr uint32_t kStandingChannel = 0;  // how far a rank's operations are (group/standing)
+inline constexpr uint32_t kConnectChannel = 1;   // a rank waits for a connection (tcp/mesh); empty
 inline constexpr uint32_t kTestChannel = 15;
 
 class ServiceListener {

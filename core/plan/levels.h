@@ -40,6 +40,12 @@ struct Levels {
   uint32_t server_of(int32_t rank) const {
     return shard_of(rank) * host_count() + static_cast<uint32_t>(host_of[rank]);
   }
+  // Whether operations in these levels have messages between two ranks: they are of one host, or
+  // have the same number in theirs.
+  bool linked(int32_t a, int32_t b) const {
+    return host_of[static_cast<size_t>(a)] == host_of[static_cast<size_t>(b)] ||
+           local_of[static_cast<size_t>(a)] == local_of[static_cast<size_t>(b)];
+  }
   // There are messages inside hosts and messages between them.
   bool several() const { return !flat() && host_count() > 1; }
   // As requests take them; null: one level. Of codecs, which one host has too, and of sums.

@@ -329,7 +329,7 @@ TEST_P(TransportSuite, SeveralGroupsOfTheSameContexts) {
                         request.deadline = a.in(10'000'000);
                         auto control = check(a.backend->join(request, a.driver), "second join");
                         RecordingSink sink;
-                        auto transport = check(a.backend->connect(*control, all_ranks(*control),
+                        auto transport = check(a.backend->connect(*control, {all_ranks(*control)},
                                                                   sink, a.driver, a.in(10'000'000)),
                                                "second connect");
                         require(control->token() != a.control->token(),

@@ -58,8 +58,8 @@ class TcpWire : public testing::Test {
     peer_ = ends[1];
     reactor_ = check(tcp::Reactor::make({}), "reactor");
     std::vector<tcp::MeshPeer> peers(2);
-    peers[1].streams.push_back(
-        check(tcp::FrameStream::make(*reactor_, ends[0], "test", no_owner_)));
+    peers[1].streams.push_back(std::make_unique<tcp::StreamCarrier>(
+        check(tcp::FrameStream::make(*reactor_, ends[0], "test", no_owner_))));
     peers[1].name = kPeerName;
     transport_ = std::make_unique<tcp::TcpTransport>(reactor_, 0, std::move(peers), sink_,
                                                      framed::FlowLimits{kEager, kCredit});

@@ -18,6 +18,7 @@
 #include <optional>
 #include <ostream>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -72,13 +73,14 @@ class RankKit {
     control = check(backend->join(request, driver), "join");
     control->set_listener(&listener);
   }
-  void connect() {
-    transport = check(connected(45'000'000), "connect");
+  void connect(std::span<const int32_t> lazy = {}) {
+    transport = check(connected(45'000'000, lazy), "connect");
     messages = transport->as_message_transport();
     queue = transport->as_queue_transport();
   }
-  Result<std::unique_ptr<Transport>> connected(int64_t timeout_us) {
-    return backend->connect(*control, all_ranks(*control), sink, driver, in(timeout_us));
+  Result<std::unique_ptr<Transport>> connected(int64_t timeout_us,
+                                               std::span<const int32_t> lazy = {}) {
+    return backend->connect(*control, {all_ranks(*control), lazy}, sink, driver, in(timeout_us));
   }
   void barrier() {
     check(control->all_gather("test barrier", "", driver, in(45'000'000)), "barrier");

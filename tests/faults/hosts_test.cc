@@ -1,6 +1,9 @@
 // Ranks as processes know which of them share a host, and collectives have levels by it.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "core/cpu/cpu_device.h"
@@ -86,6 +89,44 @@ SOTTO_RANK_MAIN(levels) {
   return 0;
 }
 
+int64_t sockets() {
+  int64_t count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code closed;  // the directory's own
+    count += std::filesystem::read_symlink(entry, closed).string().starts_with("socket:");
+  }
+  return count;
+}
+
+// Sockets of a rank whose pairs are all of TCP: of the new group, after a collective in two levels,
+// after one in a single level.
+SOTTO_RANK_MAIN(lazy_pairs) {
+  ::setenv("SOTTO_TRANSPORT", "tcp", 1);
+  const int64_t before = sockets();
+  const std::shared_ptr<Comm> comm = create(self);
+  if (comm == nullptr) return 1;
+  std::string text = fmt::format("{}", sockets() - before);
+  int64_t lazy = 0;
+  const auto report = nlohmann::json::parse(comm->report_json("routes"));
+  for (const auto& peer : report["peers"])
+    lazy += peer["route"] == "tcp (connects when it is first used)";
+  const int64_t all = sockets() + 2 * lazy;
+  std::vector<float> data(6000, static_cast<float>(1 << self.rank));
+  check(all_reduce(comm, data));
+  text += fmt::format(" {}", sockets() - before);
+  self.at("two levels");
+  Call call = all_reduce_of(*comm, data);
+  call.request.kind = OpKind::kAllToAll;
+  call.request.counts = {data.size() / static_cast<size_t>(self.size)};
+  check(comm->finish(comm->start(std::move(call), {})));
+  self.at("all to all");
+  // The second connection of a pair may come behind the messages.
+  for (int i = 0; i < 1000 && sockets() < all; ++i) ::usleep(10'000);
+  self.say(text + fmt::format(" {}", sockets() - before));
+  self.at("end");
+  return 0;
+}
+
 std::string task_of(const TempDir& folder, const std::vector<std::string>& hosts,
                     const std::string& hierarchy = "flat") {
   return nlohmann::json{{"id", folder.path() + "/id"}, {"hosts", hosts}, {"hierarchy", hierarchy}}
@@ -129,6 +170,51 @@ TEST(Hosts, SharedMemoryInsideAndSocketsBetween) {
     EXPECT_EQ(ranks.message(rank), std::string("right sharded, ") + expected[rank]);
   ranks.wait_all();
   EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
+}
+
+// W ranks on hosts of L: a rank is connected with those of its host, those of its number on other
+// hosts, and rank 0. Others follow when they are used. Beside them a control connection to rank 0,
+// and a listener for lower ranks.
+TEST(Hosts, RanksThatExchangeNothingAreNotConnected) {
+  for (const std::vector<std::string>& hosts :
+       {std::vector<std::string>{"a", "a", "a", "b", "b", "b"}, {"a", "b", "c", "a", "b", "c"}}) {
+    const TempDir folder;
+    const auto size = static_cast<int64_t>(hosts.size());
+    ProcessOptions options{.argument = task_of(folder, hosts, "sharded")};
+    for (int rank = 0; rank < size; ++rank) {
+      for (const char* const point : {"two levels", "all to all", "end"})
+        options.stop_at.push_back(fmt::format("{}:{}", rank, point));
+    }
+    Processes ranks("lazy_pairs", static_cast<int>(size), options);
+    const auto all_at = [&](const std::string& point) {
+      for (int rank = 0; rank < size; ++rank) ranks.await(rank, point);
+      for (int rank = 0; rank < size; ++rank) ranks.go(rank);
+    };
+    all_at("two levels");
+    all_at("all to all");
+    for (int64_t rank = 0; rank < size; ++rank) {
+      std::vector<int64_t> number_of(hosts.size());
+      for (size_t r = 0; r < hosts.size(); ++r)
+        number_of[r] =
+            std::count(hosts.begin(), hosts.begin() + static_cast<ptrdiff_t>(r), hosts[r]);
+      int64_t pairs = 0, lower = 0;
+      for (int64_t peer = 0; peer < size; ++peer) {
+        const bool linked = rank == 0 || peer == 0 || hosts[peer] == hosts[rank] ||
+                            number_of[peer] == number_of[rank];
+        pairs += peer != rank && linked;
+        lower += peer < rank && !linked;
+      }
+      const int64_t control = rank == 0 ? size - 1 + 1 : 1;  // and where ranks meet
+      const int64_t base = control + (lower > 0 ? 1 : 0);
+      const int64_t levels = base + 2 * pairs, flat = base + 2 * (size - 1);
+      EXPECT_EQ(ranks.message(static_cast<int>(rank)),
+                fmt::format("{} {} {}", levels, levels, flat))
+          << rank;
+    }
+    all_at("end");
+    ranks.wait_all();
+    EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
+  }
 }
 
 TEST(Hosts, ABadTextIsRefusedWithItsName) {

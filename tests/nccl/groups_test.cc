@@ -88,7 +88,7 @@ struct Kit {
         driver(backend->poller(), clock),
         host({DeviceType::kCpu, 0}),
         device({DeviceType::kCuda, 0}),
-        transport(check(backend->connect(control, all_ranks(control), sink, driver,
+        transport(check(backend->connect(control, {all_ranks(control)}, sink, driver,
                                          Deadline::in_us(clock, 60'000'000)))) {
     barrier();  // no rank aborts what others still wait for
   }

@@ -32,7 +32,7 @@ class PlacedBackend final : public Backend {
     return base_->join(request, driver);
   }
   uint64_t place() const override { return place_; }
-  Result<std::unique_ptr<Transport>> connect(ControlPlane& control, std::span<const int32_t> peers,
+  Result<std::unique_ptr<Transport>> connect(ControlPlane& control, const LinkPeers& peers,
                                              TransferSink& sink, Driver& driver,
                                              Deadline deadline) override {
     return base_->connect(control, peers, sink, driver, deadline);

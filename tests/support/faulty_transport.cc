@@ -202,7 +202,7 @@ class FaultyBackend final : public Backend {
     return base_->join(request, driver);
   }
   uint64_t place() const override { return base_->place(); }
-  Result<std::unique_ptr<Transport>> connect(ControlPlane& control, std::span<const int32_t> peers,
+  Result<std::unique_ptr<Transport>> connect(ControlPlane& control, const LinkPeers& peers,
                                              TransferSink& sink, Driver& driver,
                                              Deadline deadline) override {
     auto faulty = std::make_unique<FaultyTransport>(poller_, sink, control.rank(), script_, state_);

@@ -39,7 +39,7 @@ class JoinedBackend final : public Backend, private Poller {
     return rendezvous_->join(request, driver);
   }
   uint64_t place() const override { return transport_->place(); }
-  Result<std::unique_ptr<Transport>> connect(ControlPlane& control, std::span<const int32_t> peers,
+  Result<std::unique_ptr<Transport>> connect(ControlPlane& control, const LinkPeers& peers,
                                              TransferSink& sink, Driver& driver,
                                              Deadline deadline) override {
     return transport_->connect(control, peers, sink, driver, deadline);

@@ -328,7 +328,7 @@ class OrderedBackend final : public Backend {
     return base_->join(request, driver);
   }
   uint64_t place() const override { return base_->place(); }
-  Result<std::unique_ptr<Transport>> connect(ControlPlane& control, std::span<const int32_t>,
+  Result<std::unique_ptr<Transport>> connect(ControlPlane& control, const LinkPeers&,
                                              TransferSink& sink, Driver& driver,
                                              Deadline deadline) override {
     auto transport = std::make_unique<OrderedTransport>(

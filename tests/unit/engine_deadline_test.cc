@@ -96,7 +96,7 @@ class SkippingBackend final : public Backend, private Poller {
   Result<std::unique_ptr<ControlPlane>> join(const JoinRequest&, Driver&) override {
     return invalid_state("nobody to join");
   }
-  Result<std::unique_ptr<Transport>> connect(ControlPlane&, std::span<const int32_t>, TransferSink&,
+  Result<std::unique_ptr<Transport>> connect(ControlPlane&, const LinkPeers&, TransferSink&,
                                              Driver&, Deadline) override {
     return invalid_state("nobody to connect to");
   }

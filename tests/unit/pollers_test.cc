@@ -78,7 +78,7 @@ class PollerBackend final : public Backend {
   Result<std::unique_ptr<ControlPlane>> join(const JoinRequest&, Driver&) override {
     return invalid_state("no ranks");
   }
-  Result<std::unique_ptr<Transport>> connect(ControlPlane&, std::span<const int32_t>, TransferSink&,
+  Result<std::unique_ptr<Transport>> connect(ControlPlane&, const LinkPeers&, TransferSink&,
                                              Driver&, Deadline) override {
     return invalid_state("no ranks");
   }

@@ -51,7 +51,8 @@ class FrameCarrier {
   // Frames arrive and are asked for from now on. peer: its name, for errors about what it sent.
   // small_only: small messages alone will be sent on this carrier. The owner outlives it.
   virtual void start(FrameOwner& owner, const std::string& peer, bool small_only) = 0;
-  // Asks for frames as long as there is room. Inside an event it may be put off to its end.
+  // Asks for frames as long as there is room. Inside an event it may be put off to its end. A
+  // carrier that connects when it is first used does so now.
   virtual void flush() = 0;
   // Ends the carrier without an event.
   virtual void close() = 0;
@@ -64,7 +65,7 @@ class FrameCarrier {
   virtual void drop_in() = 0;
 
   virtual bool open() const = 0;
-  // Frames can still be sent.
+  // Frames can still be sent. False also of a carrier that was never used.
   virtual bool can_send() const = 0;
   // The peer's end has all that was sent, or nothing can be sent any more.
   virtual bool delivered() const = 0;

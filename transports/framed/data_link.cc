@@ -1,6 +1,7 @@
 #include "transports/framed/data_link.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace sotto::framed {
 namespace {
@@ -24,12 +25,19 @@ DataLink::DataLink(TransportCore& core, int32_t peer, PeerCarriers carriers)
 
 void DataLink::send(Transfer& t) {
   flow_control_.send(t);
+  use();
   fail_if_needed();
 }
 
 void DataLink::recv(Transfer& t) {
   receives_.recv(t);
+  use();
   fail_if_needed();
+}
+
+// A message that waits, or that is expected, makes no frame here that would tell the carriers.
+void DataLink::use() {
+  if (!std::exchange(used_, true)) sender_.flush();
 }
 
 void DataLink::cancel(OpState& op) {

@@ -76,6 +76,7 @@ class DataLink {
     std::string failure_;  // payload of a failure frame
   };
 
+  void use();
   Status on_service(const wire::FrameHeader& header);
   void lost(const Connection& connection, Status why, bool damaged);
   void fail_if_needed();
@@ -87,6 +88,7 @@ class DataLink {
   FlowControl flow_control_{peer_, sender_};
   Receives receives_{peer_, flow_control_};
   PeerCounters& service_counters_;
+  bool used_ = false;           // there was a message: carriers know that they are needed
   std::optional<Status> lost_;  // PEER_LOST, held back for a moment
   int64_t lost_ns_ = 0;
 };

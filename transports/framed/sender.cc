@@ -77,8 +77,11 @@ void Sender::send_failure(std::string payload) {
 
 void Sender::send_bye() {
   if (std::exchange(bye_sent_, true)) return;
-  for (Route& route : routes_) route.bye_due = true;
-  flush();
+  for (Route& route : routes_) {
+    if (!route.carrier->can_send()) continue;  // perhaps never used
+    route.bye_due = true;
+    route.carrier->flush();
+  }
 }
 
 bool Sender::next(size_t number, OutFrame& out) {

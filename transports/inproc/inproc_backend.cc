@@ -37,7 +37,7 @@ class InprocBackend final : public Backend {
   bool knows(const UniqueId& id) const override;
   Result<std::unique_ptr<ControlPlane>> join(const JoinRequest& request, Driver& driver) override;
   uint64_t place() const override { return process_token(); }
-  Result<std::unique_ptr<Transport>> connect(ControlPlane& control, std::span<const int32_t> peers,
+  Result<std::unique_ptr<Transport>> connect(ControlPlane& control, const LinkPeers& peers,
                                              TransferSink& sink, Driver& driver,
                                              Deadline deadline) override;
 
@@ -160,8 +160,7 @@ Result<std::unique_ptr<ControlPlane>> InprocBackend::join(const JoinRequest& req
 }
 
 // The ranks of a group that another backend has joined share a hub of their own.
-Result<std::unique_ptr<Transport>> InprocBackend::connect(ControlPlane& control,
-                                                          std::span<const int32_t>,
+Result<std::unique_ptr<Transport>> InprocBackend::connect(ControlPlane& control, const LinkPeers&,
                                                           TransferSink& sink, Driver& driver,
                                                           Deadline deadline) {
   auto* mine = dynamic_cast<InprocControl*>(&control);

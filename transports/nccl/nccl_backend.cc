@@ -20,12 +20,12 @@ class NcclBackend final : public Backend {
     adopted_ = static_cast<ncclComm_t>(native_comm);
     return ok_status();
   }
-  Result<std::unique_ptr<Transport>> connect(ControlPlane& control, std::span<const int32_t> peers,
+  Result<std::unique_ptr<Transport>> connect(ControlPlane& control, const LinkPeers& peers,
                                              TransferSink& sink, Driver& driver,
                                              Deadline deadline) override {
-    if (peers.size() != static_cast<size_t>(control.size())) {
+    if (peers.all.size() != static_cast<size_t>(control.size())) {
       return unsupported("nccl: a communicator of all {} ranks, not of {}", control.size(),
-                         peers.size());
+                         peers.all.size());
     }
     SOTTO_ASSIGN(
         std::unique_ptr<Communicator> communicator,

@@ -37,13 +37,14 @@ class ShmBackend final : public Backend {
 
   const char* name() const override { return kCaps.name; }
   Poller& poller() override { return *poller_; }
-  Result<std::unique_ptr<Transport>> connect(ControlPlane& control, std::span<const int32_t> peers,
+  Result<std::unique_ptr<Transport>> connect(ControlPlane& control, const LinkPeers& peers,
                                              TransferSink& sink, Driver& driver,
                                              Deadline deadline) override {
     Handover made;
     made.flow = options_.flow;
     if (control.size() > 1) {
-      SOTTO_ASSIGN(made, hand_over(control, peers, options_, poller_->bell(), driver, deadline));
+      SOTTO_ASSIGN(made,
+                   hand_over(control, peers.all, options_, poller_->bell(), driver, deadline));
     }
     report(control.rank(), made);
     std::vector<framed::PeerCarriers> links(static_cast<size_t>(control.size()));

@@ -49,6 +49,8 @@ class TcpControl final : public ControlPlane, public ControlLinkOwner {
   // As ControlStar has them.
   std::string coordinator_address() const { return star_.coordinator_address(); }
   std::shared_ptr<const LinkBytes> link_bytes(int32_t rank) const { return star_.link_bytes(rank); }
+  // Expires with it.
+  std::weak_ptr<const void> alive() const { return alive_; }
   // For the transport: where it registers as the route of failure frames.
   const std::shared_ptr<FailureBridge>& failure_bridge() const { return agreement_.bridge(); }
 

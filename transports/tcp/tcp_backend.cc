@@ -62,7 +62,7 @@ class TcpBackend final : public Backend {
         std::make_unique<TcpControl>(reactor_, std::move(group), options_.heartbeat_ms));
   }
 
-  Result<std::unique_ptr<Transport>> connect(ControlPlane& control, std::span<const int32_t> peers,
+  Result<std::unique_ptr<Transport>> connect(ControlPlane& control, const LinkPeers& peers,
                                              TransferSink& sink, Driver& driver,
                                              Deadline deadline) override {
     auto* own = dynamic_cast<TcpControl*>(&control);

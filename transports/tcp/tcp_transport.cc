@@ -2,7 +2,6 @@
 
 #include "transports/tcp/caps.h"
 #include "transports/tcp/control_plane.h"
-#include "transports/tcp/stream_carrier.h"
 
 namespace sotto::tcp {
 namespace {
@@ -12,8 +11,7 @@ std::vector<framed::PeerCarriers> carriers_of(std::vector<MeshPeer>& peers) {
   for (MeshPeer& peer : peers) {
     framed::PeerCarriers& one = out.emplace_back();
     one.name = peer.name;
-    for (auto& stream : peer.streams)
-      one.carriers.push_back(std::make_unique<StreamCarrier>(std::move(stream)));
+    for (auto& stream : peer.streams) one.carriers.push_back(std::move(stream));
   }
   return out;
 }

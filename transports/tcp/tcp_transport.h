@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/iface/transport.h"
@@ -12,17 +13,17 @@
 #include "transports/tcp/control_link.h"
 #include "transports/tcp/failure_agreement.h"
 #include "transports/tcp/reactor.h"
-#include "transports/tcp/stream.h"
+#include "transports/tcp/stream_carrier.h"
 
 namespace sotto::tcp {
 
 class TcpControl;
 
-// A peer after the handshake.
+// A peer, after the handshakes of the set-up.
 struct MeshPeer {
-  std::vector<std::unique_ptr<FrameStream>> streams;  // empty: this rank itself
-  std::string name;                                   // "rank 2 (pid 123 on host, 10.0.0.2:3456)"
-  std::shared_ptr<const LinkBytes> control_bytes;     // null: no control connection to this peer
+  std::vector<std::unique_ptr<StreamCarrier>> streams;  // empty: this rank itself
+  std::string name;                                     // "rank 2 (pid 123 on host, 10.0.0.2:3456)"
+  std::shared_ptr<const LinkBytes> control_bytes;       // null: no control connection to this peer
 };
 
 class TcpTransport final : public framed::FramedTransport,
@@ -35,6 +36,8 @@ class TcpTransport final : public framed::FramedTransport,
   ~TcpTransport() override;
   // From now on failure frames also travel on data connections. control: of the same group.
   void carry_failures(TcpControl& control);
+  // What makes connections that are not there yet. It ends before they do.
+  void keep(std::shared_ptr<void> mesh) { mesh_ = std::move(mesh); }
 
   // Of epoch 0: with the bytes of the control connection.
   TransferCounters counters(uint64_t comm, int32_t peer) const override;
@@ -49,6 +52,7 @@ class TcpTransport final : public framed::FramedTransport,
   std::vector<std::shared_ptr<const LinkBytes>> control_bytes_;
   std::shared_ptr<void> ticker_;
   std::shared_ptr<FailureBridge> bridge_;  // null: no failure frames on data connections
+  std::shared_ptr<void> mesh_;             // null: all connections are there
 };
 
 }  // namespace sotto::tcp

@@ -58,7 +58,7 @@ class UcxBackend final : public Backend {
 
   const char* name() const override { return kCaps.name; }
   Poller& poller() override { return *poller_; }
-  Result<std::unique_ptr<Transport>> connect(ControlPlane& control, std::span<const int32_t> peers,
+  Result<std::unique_ptr<Transport>> connect(ControlPlane& control, const LinkPeers& peers,
                                              TransferSink& sink, Driver& driver,
                                              Deadline deadline) override {
     const int32_t rank = control.rank();
@@ -68,7 +68,7 @@ class UcxBackend final : public Backend {
                                     driver, deadline));
     Mesh mesh(worker, rank);
     framed::FlowLimits flow = flow_;
-    for (const int32_t peer : peers) {
+    for (const int32_t peer : peers.all) {
       std::optional<Member> member = Member::decode(all[static_cast<size_t>(peer)]);
       if (!member) return error(Code::kProtocol, "rank {} sent no address of UCX", peer);
       flow.eager_bytes = std::min(flow.eager_bytes, member->flow.eager_bytes);
@@ -77,7 +77,7 @@ class UcxBackend final : public Backend {
     }
     SOTTO_TRY(mesh.connect(control, driver, deadline));
     std::vector<framed::PeerCarriers> links(all.size());
-    for (const int32_t peer : peers) {
+    for (const int32_t peer : peers.all) {
       if (peer == rank) continue;
       framed::PeerCarriers& link = links[static_cast<size_t>(peer)];
       link.name = fmt::format("rank {}", peer);
