@@ -279,7 +279,7 @@ class SparsePlan {
          .message = whole(messages, Access::kWrite, uint64_t{4} * me_, 4),
          .flags = whole(flags, Access::kReadWrite, 0, 4)},
         {}, NormArgs{nullptr, 0, ScaleKind::kL2});
-    emit_message_exchange(b_, r_.rank, static_cast<int32_t>(ranks_), messages, 4, round);
+    emit_message_exchange(b_, r_.rank, static_cast<int32_t>(ranks_), nullptr, messages, 4, round);
     return messages;
   }
   uint32_t gate(uint32_t messages, const OperandRef& prior, uint32_t fail_word) {

@@ -88,7 +88,8 @@ Comm::Comm(std::shared_ptr<RootComm> root, std::vector<int32_t> ranks, int32_t r
       epoch_(epoch),
       numbering_{0, epoch} {
   Result<Levels> wanted = make_levels(root_->hierarchy, hosts());
-  levels_ = wanted.ok() ? wanted.take() : flat_levels(size());
+  levels_.collectives = wanted.ok() ? wanted.take() : flat_levels(size());
+  levels_.exchanges = levels().several() ? levels() : *make_levels(Hierarchy::kAuto, hosts());
   root_->standing.add(epoch_, totals_);
 }
 
@@ -145,7 +146,8 @@ Result<std::shared_ptr<PreparedPlan>> Comm::prepare(std::span<Call> calls) {
     call.request.segment_bytes = segment_bytes();
     call.request.held = held_windows();
     call.request.native = native();
-    call.request.levels = levels_.of_sums();
+    const bool own_exchange = call.service && call.request.kind == OpKind::kAllGather;
+    call.request.levels = (own_exchange ? levels_.exchanges : levels_.collectives).of_sums();
   }
   const auto asks_for = [](const CollectiveRequest& request, const Call& call) {
     return request == call.request;
@@ -489,7 +491,7 @@ std::string Comm::report_json(const std::string& kind) const {
   const std::vector<int32_t> host_of = hosts();
   if (routes) {
     report["host"] = host_of[static_cast<size_t>(rank_)];
-    report["hierarchy"] = hierarchy_name(levels_.kind);
+    report["hierarchy"] = hierarchy_name(levels().kind);
     const Status wanted = make_levels(root_->hierarchy, host_of).status();
     if (!wanted.ok()) report["hierarchy_refused"] = wanted.text();
   }

@@ -94,7 +94,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   // By rank of this comm: the index of its host, from 0 in the order of the lowest rank of each.
   std::vector<int32_t> hosts() const;
   // Of collectives: the root comm's hierarchy; one level where hosts of a split are uneven.
-  const Levels& levels() const { return levels_; }
+  const Levels& levels() const { return levels_.collectives; }
   // Those of the transport that are between the ranks of this comm.
   NativeCollectives native() const { return native_; }
   const std::shared_ptr<Context>& context() const { return root_->context; }
@@ -191,7 +191,10 @@ class Comm : public std::enable_shared_from_this<Comm> {
   uint64_t epoch_;
   std::shared_ptr<OpTotals> totals_ = std::make_shared<OpTotals>();
   NativeCollectives native_ = 0;
-  Levels levels_;
+  struct {
+    Levels collectives;
+    Levels exchanges;  // which have no sums: by hosts alone
+  } levels_;
 
   // Of the collectives so far; an operation that was refused is none.
   struct Numbering {

@@ -105,8 +105,8 @@ GradientStage StepFrame::clip_and_decide(GradientStage stage, bool exchange, boo
            whole(norm_messages_, Access::kWrite, own * kNormMessageBytes, kNormMessageBytes)},
       {}, BlocksArgs{n_blocks});
   if (exchange) {
-    emit_message_exchange(builder(), shape().rank, shape().size, norm_messages_, kNormMessageBytes,
-                          builder().next_round());
+    emit_message_exchange(builder(), shape().rank, shape().size, shape().average.levels,
+                          norm_messages_, kNormMessageBytes, builder().next_round());
   }
   const uint32_t coefficient = builder().scratch(4);
   const uint32_t norm_value = builder().scratch(8);
@@ -274,7 +274,7 @@ uint32_t StepFrame::settle(uint32_t word) {
   if (late() == nullptr) return word;
   need_all();
   const bool observes = shape().average.late->observes;
-  slots().end = emit_round_end(builder(), shape().rank, shape().size,
+  slots().end = emit_round_end(builder(), shape().rank, shape().size, shape().average.levels,
                                observes ? tensors() * sizeof(uint32_t) : 0);
   const uint32_t settled = builder().scratch(4);
   decide_round(builder(), slots().end, word, settled);
@@ -302,8 +302,8 @@ uint32_t StepFrame::decide_by_flags(uint32_t flags, uint32_t prior, bool alike) 
                                          .flags = whole(flags, Access::kReadWrite, 0, 4)},
                                         {}, NormArgs{nullptr, 0, ScaleKind::kL2});
   if (ranks > 1) {
-    emit_message_exchange(builder(), shape().rank, shape().size, messages, 4,
-                          builder().next_round());
+    emit_message_exchange(builder(), shape().rank, shape().size, shape().average.levels, messages,
+                          4, builder().next_round());
   }
   const uint32_t word = builder().scratch(4);
   builder().kernel<kernels::Gate>(

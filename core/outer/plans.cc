@@ -277,7 +277,8 @@ OuterPlan OuterBuilder::reduction(bool compressed) {
   const uint32_t messages = array(OuterArray::kMessages);
   b_.copy({messages, static_cast<uint64_t>(x_.rank) * kBytes, kBytes},
           {array(OuterArray::kMessage), 0, kBytes});
-  if (!x_.alone()) emit_message_exchange(b_, x_.rank, x_.size, messages, kBytes, b_.next_round());
+  if (!x_.alone())
+    emit_message_exchange(b_, x_.rank, x_.size, x_.levels, messages, kBytes, b_.next_round());
   if (layout_.elements() != 0) compressed ? compress() : sum_in_full(summand());
   out_.plan = b_.take();
   return std::move(out_);

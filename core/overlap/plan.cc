@@ -198,7 +198,7 @@ void RoundBuilder::decide(uint32_t word) {
 
 void RoundBuilder::exchange_messages() {
   const uint64_t order_bytes = x_.observes ? x_.tensors.size() * sizeof(uint32_t) : 0;
-  out_.end = emit_round_end(b_, x_.rank, x_.size, order_bytes);
+  out_.end = emit_round_end(b_, x_.rank, x_.size, x_.levels, order_bytes);
   const uint32_t word = b_.scratch(4);
   decide(word);
   uint64_t bytes = 8;  // the word

@@ -1,9 +1,11 @@
 #include "core/plan/collectives.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 #include <vector>
 
+#include "core/plan/levels.h"
 #include "core/plan/one_level.h"
 #include "core/plan/two_level.h"
 
@@ -94,15 +96,50 @@ Result<CollectiveSlots> emit_collective(PlanBuilder& b, const CollectiveRequest&
   return slots;
 }
 
-void emit_message_exchange(PlanBuilder& b, int32_t rank, int32_t size, uint32_t rows,
-                           uint64_t message_bytes, uint32_t round) {
-  const Region own{rows, static_cast<uint64_t>(rank) * message_bytes, message_bytes};
-  for (int32_t i = 1; i < size; ++i) b.send((rank + i) % size, own, round, MessageClass::kMetadata);
-  for (int32_t i = 1; i < size; ++i) {
-    const int32_t peer = (rank + i) % size;
-    b.recv(peer, {rows, static_cast<uint64_t>(peer) * message_bytes, message_bytes}, round,
-           MessageClass::kMetadata);
+void emit_message_exchange(PlanBuilder& b, int32_t rank, int32_t size, const Levels* levels,
+                           uint32_t rows, uint64_t message_bytes, uint32_t round) {
+  const auto rows_of = [&](int32_t first, size_t count) {
+    return Region{rows, static_cast<uint64_t>(first) * message_bytes, count * message_bytes};
+  };
+  // Of the ranks of a group, this rank's number in it first.
+  const auto exchange = [&](const RankGroup& group, size_t me, const auto& parts_of, uint32_t at) {
+    for (const bool sends : {true, false}) {
+      for (size_t i = 1; i < group.size(); ++i) {
+        const size_t other = (me + i) % group.size();
+        for (const Region& part : parts_of(sends ? me : other)) {
+          sends ? b.send(group[other], part, at, MessageClass::kMetadata)
+                : b.recv(group[other], part, at, MessageClass::kMetadata);
+        }
+      }
+    }
+  };
+  const auto own_rows = [&](const RankGroup& group) {
+    return [&](size_t number) { return std::vector{rows_of(group[number], 1)}; };
+  };
+  if (levels == nullptr || !levels->several()) {
+    RankGroup all(static_cast<size_t>(size));
+    std::iota(all.begin(), all.end(), 0);
+    exchange(all, static_cast<size_t>(rank), own_rows(all), round);
+    return;
   }
+  const auto host = static_cast<size_t>(levels->host_of[static_cast<size_t>(rank)]);
+  const auto local = static_cast<size_t>(levels->local_of[static_cast<size_t>(rank)]);
+  exchange(levels->hosts[host], local, own_rows(levels->hosts[host]), round);
+  RankGroup column;
+  for (const RankGroup& ranks : levels->hosts) column.push_back(ranks[local]);
+  // Ranks of a host that follow on each other are one message.
+  const auto rows_of_host = [&](size_t number) {
+    std::vector<Region> parts;
+    const RankGroup& ranks = levels->hosts[number];
+    for (size_t first = 0, last = 0; first < ranks.size(); first = last) {
+      while (++last < ranks.size() && ranks[last] == ranks[last - 1] + 1) {
+      }
+      parts.push_back(rows_of(ranks[first], last - first));
+    }
+    return parts;
+  };
+  exchange(column, host, rows_of_host, round + 1);
+  b.reserve_rounds(round + 2);
 }
 
 }  // namespace sotto

@@ -36,6 +36,8 @@
 
 namespace sotto {
 
+struct Levels;
+
 // Appends one collective to the builder, between all ranks or, inside PlanBuilder::within, those of
 // a group (never native). It takes rounds from next_round() on, as many on all ranks.
 Result<CollectiveSlots> emit_collective(PlanBuilder& builder, const CollectiveRequest& request);
@@ -44,9 +46,11 @@ Result<CollectiveSlots> emit_collective(PlanBuilder& builder, const CollectiveRe
 Status emit_collective(PlanBuilder& builder, const CollectiveRequest& request,
                        const CollectiveSlots& slots);
 
-// Every rank sends its row of `rows` (message r at r * message_bytes) to all others, in one round:
-// an all-gather of small messages. The caller has written this rank's row.
-void emit_message_exchange(PlanBuilder& builder, int32_t rank, int32_t size, uint32_t rows,
-                           uint64_t message_bytes, uint32_t round);
+// An all-gather of small messages: every rank has its row of `rows` (message r at r *
+// message_bytes) written, and gets all others. In one round, where each rank sends its own to all
+// others. In two levels in two: to those of its host, then those of the host to the ranks of other
+// hosts that have the same number there. levels: of these ranks; null: one level.
+void emit_message_exchange(PlanBuilder& builder, int32_t rank, int32_t size, const Levels* levels,
+                           uint32_t rows, uint64_t message_bytes, uint32_t round);
 
 }  // namespace sotto

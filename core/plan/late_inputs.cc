@@ -23,7 +23,8 @@ Region share_order(PlanBuilder& b, int32_t rank, int32_t size, uint32_t own, uin
 
 }  // namespace
 
-RoundEnd emit_round_end(PlanBuilder& b, int32_t rank, int32_t size, uint64_t order_bytes) {
+RoundEnd emit_round_end(PlanBuilder& b, int32_t rank, int32_t size, const Levels* levels,
+                        uint64_t order_bytes) {
   constexpr uint64_t kBytes = sizeof(RoundMessage);
   RoundEnd end;
   std::vector<uint32_t> input{end.told = b.host(kBytes)};
@@ -34,7 +35,7 @@ RoundEnd emit_round_end(PlanBuilder& b, int32_t rank, int32_t size, uint64_t ord
   const uint32_t rows = end.messages.slot;
   b.copy({rows, static_cast<uint64_t>(rank) * kBytes, kBytes}, {end.told, 0, kBytes});
   const uint32_t round = b.next_round();
-  emit_message_exchange(b, rank, size, rows, kBytes, round);
+  emit_message_exchange(b, rank, size, levels, rows, kBytes, round);
   if (order_bytes != 0) end.first_order = share_order(b, rank, size, end.order, order_bytes, round);
   return end;
 }

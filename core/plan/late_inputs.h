@@ -16,6 +16,8 @@
 
 namespace sotto {
 
+struct Levels;
+
 // Of one rank, at the end of a round.
 struct RoundMessage {
   char reason[252] = {};   // text that ends with a zero; of a rank that withdraws
@@ -33,7 +35,8 @@ struct RoundEnd {
 
 // The last input, which is awaited here, and its exchange. order_bytes: of an order that all ranks
 // learn from rank 0; 0: none.
-RoundEnd emit_round_end(PlanBuilder& builder, int32_t rank, int32_t size, uint64_t order_bytes);
+RoundEnd emit_round_end(PlanBuilder& builder, int32_t rank, int32_t size, const Levels* levels,
+                        uint64_t order_bytes);
 
 // The decision that no rank has withdrawn, in `word`. prior: an earlier one that must be kCommit
 // too; kNoSlot: there is none.

@@ -157,7 +157,7 @@ TEST(GroupPlan, OtherEmittersWorkInGroupsToo) {
     PlanBuilder b;
     ASSERT_TRUE(b.within(groups, me, [&](int32_t rank, int32_t size) {
                    const uint32_t rows = b.scratch(16 * static_cast<uint64_t>(size));
-                   emit_message_exchange(b, rank, size, rows, 16, b.next_round());
+                   emit_message_exchange(b, rank, size, nullptr, rows, 16, b.next_round());
                    return ok_status();
                  }).ok());
     const uint32_t middle = b.next_round();

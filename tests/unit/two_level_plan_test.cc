@@ -107,6 +107,39 @@ TEST(TwoLevelPlan, MessagesMatchInsideHostsAndColumns) {
   }
 }
 
+// Rows travel inside hosts, then those of a host to the same number on the others: few messages,
+// and no rank meets another that has another number on another host.
+TEST(TwoLevelPlan, SmallMessagesOfAllRanksReachAll) {
+  constexpr uint64_t kBytes = 16;
+  for (const Hosts& hosts : kHosts) {
+    for (const Hierarchy hierarchy : kTwoLevels) {
+      const Levels levels = *make_levels(hierarchy, hosts);
+      const int32_t ranks = levels.ranks();
+      const auto plans = plans_of(ranks, [&](PlanBuilder& b, int32_t rank) {
+        const uint32_t rows = b.scratch(kBytes * static_cast<uint64_t>(ranks));
+        emit_message_exchange(b, rank, ranks, &levels, rows, kBytes, b.next_round());
+        EXPECT_EQ(b.next_round(), 2u);
+      });
+      expect_matched(plans);
+      std::vector<std::set<uint64_t>> known(hosts.size());
+      for (size_t r = 0; r < hosts.size(); ++r) known[r].insert(r);
+      for (const uint32_t round : {0u, 1u}) {
+        const auto before = known;
+        each_send(plans, [&](int32_t from, const MessageStep& m) {
+          EXPECT_TRUE(levels.linked(from, m.peer)) << from << " to " << m.peer;
+          if (m.round != round) return;
+          for (uint64_t row = m.data.offset / kBytes; row * kBytes < m.data.offset + m.data.bytes;
+               ++row) {
+            EXPECT_TRUE(before[static_cast<size_t>(from)].contains(row));
+            EXPECT_TRUE(known[static_cast<size_t>(m.peer)].insert(row).second) << "twice";
+          }
+        });
+      }
+      for (const auto& rows : known) EXPECT_EQ(rows.size(), hosts.size());
+    }
+  }
+}
+
 // Shards of 16'400 elements need two steps, those of 16'384 one.
 TEST(TwoLevelPlan, ColumnsOfSmallerShardsWaitForTheOthers) {
   const Levels levels = *make_levels(Hierarchy::kSharded, kHosts[0]);
