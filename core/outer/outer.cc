@@ -218,7 +218,6 @@ Status Outer::set(std::string_view name, double value) {
   if ((name == "lr" || name == "loss") && !std::isfinite(value))
     return invalid_argument("{} is {}; allowed: a finite number", name, value);
   if (name == "lr") {
-    SOTTO_TRY(check_lr(context_.config, value));
     given_.gamma = value;
     given_.sets_lr = true;
     return ok_status();
@@ -290,7 +289,10 @@ Status Outer::check(double lr) const {
         "the anchor is in the place of the parameters; call sotto_outer_swap before the next inner "
         "step");
   }
-  return due() ? check_lr(context_.config, lr) : ok_status();
+  for (size_t f = 0; f < fragments_.size(); ++f) {
+    if (at_.rounds.at(at_.step + 1, f).consumes) return check_lr(context_.config, lr);
+  }
+  return ok_status();
 }
 
 bool Outer::due() const {

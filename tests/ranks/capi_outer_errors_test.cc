@@ -239,13 +239,27 @@ TEST(CapiOuterErrors, Set) {
                         OK(sotto_outer_set(outer, "weight", 0));
                         OK(sotto_outer_destroy(outer));
                         outer = new_outer(self, R"({"preset": "slowmo", "period": 2})", model);
+                        // A schedule may begin at 0: what counts is the step that divides by it.
+                        OK(sotto_outer_set(outer, "lr", 0));
+                        OK(sotto_outer_step(outer, nullptr, nullptr));
                         for (const double bad : {0.0, -0.1}) {
-                          FAILS(sotto_outer_set(outer, "lr", bad), SOTTO_E_INVALID_STATE, "lr is ",
-                                "sotto.outer.lr_normalised", "allowed: > 0");
+                          OK(sotto_outer_set(outer, "lr", bad));
+                          FAILS(sotto_outer_step(outer, nullptr, nullptr), SOTTO_E_INVALID_STATE,
+                                "lr is ", "sotto.outer.lr_normalised", "allowed: > 0");
                         }
                         FAILS(sotto_outer_set(outer, "lr", kNan), SOTTO_E_INVALID_ARGUMENT,
                               "lr is ");
                         OK(sotto_outer_set(outer, "lr", 0.1));
+                        OK(sotto_outer_step(outer, nullptr, nullptr));
+                        OK(sotto_outer_destroy(outer));
+                        // Nor do the means of a warm-up.
+                        outer = new_outer(
+                            self, R"({"preset": "slowmo", "period": 2, "warmup_steps": 2})", model);
+                        OK(sotto_outer_set(outer, "lr", 0));
+                        for (int step = 0; step < 3; ++step)
+                          OK(sotto_outer_step(outer, nullptr, nullptr));
+                        FAILS(sotto_outer_step(outer, nullptr, nullptr), SOTTO_E_INVALID_STATE,
+                              "lr is 0");
                         OK(sotto_outer_destroy(outer));
                       }),
             "");

@@ -1412,8 +1412,7 @@ SOTTO_API sotto_status sotto_optim_outer(sotto_optim* optim, sotto_outer** out_o
  *              stays until then
  *   value [in] finite
  * Threads: one per handle. Blocks: no. Errors: INVALID_ARGUMENT (unknown name, value), BUSY (step
- * in flight), INVALID_STATE (lr 0 or less with lr_normalised; retune of a period that is not
- * "auto"; fork). Since: 0.2 */
+ * in flight), INVALID_STATE (retune of a period that is not "auto"; fork). Since: 0.2 */
 SOTTO_API sotto_status sotto_outer_set(sotto_outer* outer, const char* name, double value);
 
 /* Says where parameters and model copies lie from now on. Nothing is copied: live parameters are
@@ -1445,8 +1444,9 @@ SOTTO_API sotto_status sotto_outer_set_params(sotto_outer* outer, const sotto_bu
  *                The caller may touch the parameters again when it has completed
  * Threads: one per handle, not from callbacks. Blocks: only for a free operation slot; without
  * out_op until completion. Stream: reads and writes after work queued on call->stream. Errors: BUSY
- * (previous step in flight), INVALID_STATE (sotto_outer_swap) and the common errors of collectives;
- * from the operation also NONFINITE (nothing updated, group healthy). Since: 0.2 */
+ * (previous step in flight), INVALID_STATE (sotto_outer_swap; "lr" is 0 or less where lr_normalised
+ * divides by it) and the common errors of collectives; from the operation also NONFINITE (nothing
+ * updated, group healthy). Since: 0.2 */
 SOTTO_API sotto_status sotto_outer_step(sotto_outer* outer, const sotto_call* call,
                                         sotto_op** out_op);
 
