@@ -1,5 +1,6 @@
 // Ranks as processes know which of them share a host, and collectives have levels by it.
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -98,6 +99,13 @@ int64_t sockets() {
   return count;
 }
 
+Status all_to_all(const std::shared_ptr<Comm>& comm, std::vector<float>& data) {
+  Call call = all_reduce_of(*comm, data);
+  call.request.kind = OpKind::kAllToAll;
+  call.request.counts = {data.size() / static_cast<size_t>(comm->size())};
+  return comm->finish(comm->start(std::move(call), {}));
+}
+
 // Sockets of a rank whose pairs are all of TCP: of the new group, after a collective in two levels,
 // after one in a single level.
 SOTTO_RANK_MAIN(lazy_pairs) {
@@ -115,15 +123,24 @@ SOTTO_RANK_MAIN(lazy_pairs) {
   check(all_reduce(comm, data));
   text += fmt::format(" {}", sockets() - before);
   self.at("two levels");
-  Call call = all_reduce_of(*comm, data);
-  call.request.kind = OpKind::kAllToAll;
-  call.request.counts = {data.size() / static_cast<size_t>(self.size)};
-  check(comm->finish(comm->start(std::move(call), {})));
+  check(all_to_all(comm, data));
   self.at("all to all");
   // The second connection of a pair may come behind the messages.
   for (int i = 0; i < 1000 && sockets() < all; ++i) ::usleep(10'000);
   self.say(text + fmt::format(" {}", sockets() - before));
   self.at("end");
+  return 0;
+}
+
+// Ranks are connected with some of the others when one of them goes.
+SOTTO_RANK_MAIN(lazy_lost) {
+  ::setenv("SOTTO_TRANSPORT", "tcp", 1);
+  const std::shared_ptr<Comm> comm = create(self);
+  if (comm == nullptr) return 1;
+  self.at("connected");
+  std::vector<float> data(1'000'000 * static_cast<size_t>(self.size), 1.0f);
+  const Status status = all_to_all(comm, data);
+  self.say(fmt::format("{}: {}", code_name(status.code()), status.text()));
   return 0;
 }
 
@@ -212,6 +229,29 @@ TEST(Hosts, RanksThatExchangeNothingAreNotConnected) {
           << rank;
     }
     all_at("end");
+    ranks.wait_all();
+    EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
+  }
+}
+
+// Ranks 1 and 2 have not been connected.
+TEST(Hosts, ARankThatGoesBeforeItsConnectionsAreMadeIsNamed) {
+  for (const int lost : {1, 2}) {
+    const TempDir folder;
+    ProcessOptions options{.argument = task_of(folder, {"a", "b", "a", "b"})};
+    for (int rank = 0; rank < 4; ++rank)
+      options.stop_at.push_back(fmt::format("{}:connected", rank));
+    Processes ranks("lazy_lost", 4, options);
+    for (int rank = 0; rank < 4; ++rank) ranks.await(rank, "connected");
+    ranks.kill(lost, SIGKILL);
+    for (int rank = 0; rank < 4; ++rank) {
+      if (rank != lost) ranks.go(rank);
+    }
+    for (int rank = 0; rank < 4; ++rank) {
+      if (rank == lost) continue;
+      const std::string text = ranks.message(rank);
+      EXPECT_TRUE(text.starts_with(fmt::format("PEER_LOST: rank {} (pid ", lost))) << text;
+    }
     ranks.wait_all();
     EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
   }
