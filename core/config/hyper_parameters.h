@@ -2,9 +2,16 @@
 // f(key, value) with every one of a struct: from it they are read, reported and compared.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 namespace sotto {
+
+// Whether kernels, which take numbers as float32, get neither infinity nor a 0 that it is not.
+inline bool fits_float32(double value) {
+  const auto rounded = static_cast<float>(value);
+  return std::isfinite(rounded) && (rounded != 0 || value == 0);
+}
 
 struct AdamParams {
   bool w_mode = true;  // decay in the update (true) or added to the gradient (false)

@@ -79,14 +79,21 @@ bool is_numeric(KeyType type) {
          type == KeyType::kNumberOrList || type == KeyType::kBetas;
 }
 
-bool in_range(const Json& value, const KeySpec& spec) {
+// What has to be said of a number, or of one of a list, that is not allowed, perhaps nothing. No
+// value: all are allowed.
+std::optional<std::string> fault_of(const Json& value, const KeySpec& spec) {
   if (value.is_array()) {
-    return std::all_of(value.begin(), value.end(),
-                       [&](const Json& v) { return spec.range.contains(v.get<double>()); });
+    for (const Json& element : value) {
+      if (std::optional<std::string> fault = fault_of(element, spec)) return fault;
+    }
+    return std::nullopt;
   }
   const auto number = value.get<double>();
   const bool whole = spec.type == KeyType::kInt || spec.type == KeyType::kIntOrAuto;
-  return spec.range.contains(number) && (!whole || std::abs(number) <= kMaxInt);
+  if (!spec.range.contains(number) || (whole && std::abs(number) > kMaxInt)) return "";
+  const auto rounded = static_cast<float>(number);
+  if (whole || (fits_float32(number) && spec.range.contains(rounded))) return std::nullopt;
+  return fmt::format(", where {} is {} in float32", number, rounded);
 }
 
 // Whether the text is a number in quotes, which deserves its own advice.
@@ -209,8 +216,10 @@ Status ObjectReader::check(std::string_view key, const Json& value, Findings& fi
     return findings.fail(path,
                          fmt::format("found {}, allowed is {}{}", json_text(value), allowed, hint));
   }
-  if (is_numeric(spec->type) && !value.is_string() && !in_range(value, *spec)) {
-    return findings.fail(path, fmt::format("found {}, allowed is {}", json_text(value), allowed));
+  if (is_numeric(spec->type) && !value.is_string()) {
+    if (const std::optional<std::string> fault = fault_of(value, *spec))
+      return findings.fail(
+          path, fmt::format("found {}{}, allowed is {}", json_text(value), *fault, allowed));
   }
   if (!spec->words.empty() && !word_position(spec->words, value.get_ref<const std::string&>())) {
     return findings.fail(path, fmt::format("found {}, allowed is {}{}", json_text(value), allowed,

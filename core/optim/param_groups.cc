@@ -44,12 +44,15 @@ Status ParamGroups::check(std::string_view name, size_t group, double value,
     return invalid_argument("\"{}\" cannot be set; allowed: {}", name, allowed);
   const bool resets = name == "lr" || is_beta(name);
   if (resets && std::isnan(value)) return ok_status();
-  if (!std::isfinite(value) || value < 0) {
-    return invalid_argument("{} is {}; allowed: a finite number of at least 0{}", name, value,
-                            resets ? ", or NaN for the schedule" : "");
+  const auto rounded = static_cast<float>(value);
+  if (!fits_float32(value) || value < 0) {
+    return invalid_argument(
+        "{} is {}{}; allowed: a finite number of at least 0{}", name, value,
+        fits_float32(value) || !std::isfinite(value) ? "" : fmt::format(", {} in float32", rounded),
+        resets ? ", or NaN for the schedule" : "");
   }
-  if (is_beta(name) && value >= 1)
-    return invalid_argument("{} is {}; allowed: from 0 to below 1", name, value);
+  if (is_beta(name) && rounded >= 1)
+    return invalid_argument("{} is {}; allowed: from 0 to below 1, in float32 too", name, value);
   const OptimizerParams& p = groups_[group];
   if ((name == "max_coeff" && value < p.lamb.min_coeff) ||
       (name == "min_coeff" && value > p.lamb.max_coeff))

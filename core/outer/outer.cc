@@ -215,9 +215,11 @@ Status Outer::check_idle() const {
 
 Status Outer::set(std::string_view name, double value) {
   SOTTO_TRY(check_idle());
-  if ((name == "lr" || name == "loss") && !std::isfinite(value))
-    return invalid_argument("{} is {}; allowed: a finite number", name, value);
-  if (name == "lr") {
+  const bool is_lr = name == "lr";
+  if (is_lr ? !fits_float32(value) : name == "loss" && !std::isfinite(value))
+    return invalid_argument("{} is {}; allowed: a finite number{}", name, value,
+                            is_lr ? ", in float32 too" : "");
+  if (is_lr) {
     given_.gamma = value;
     given_.sets_lr = true;
     return ok_status();

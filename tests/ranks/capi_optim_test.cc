@@ -296,6 +296,10 @@ TEST(CapiOptim, SettersAndInfo) {
                   "momentum");
             FAILS(sotto_optim_set(optim, "lr", 4, 0.5), SOTTO_E_INVALID_ARGUMENT, "4");
             FAILS(sotto_optim_set(optim, "lr", -1, -0.5), SOTTO_E_INVALID_ARGUMENT, "-0.5");
+            FAILS(sotto_optim_set(optim, "lr", -1, 1e300), SOTTO_E_INVALID_ARGUMENT,
+                  "lr is 1e+300, inf in float32");
+            FAILS(sotto_optim_set(optim, "eps", -1, 1e-60), SOTTO_E_INVALID_ARGUMENT,
+                  "eps is 1e-60, 0 in float32");
             FAILS(sotto_optim_set(optim, nullptr, -1, 0.5), SOTTO_E_INVALID_ARGUMENT,
                   "name is NULL");
             for (const double value : {-0.1, 1.0})

@@ -228,6 +228,10 @@ TEST(CapiOuterErrors, Set) {
                         }
                         FAILS(sotto_outer_set(outer, "weight", 0.5), SOTTO_E_INVALID_ARGUMENT,
                               "weight is 0.5; allowed: 0 or 1");
+                        for (const double bad : {1e300, 1e-60}) {
+                          FAILS(sotto_outer_set(outer, "lr", bad), SOTTO_E_INVALID_ARGUMENT,
+                                "lr is 1e", "allowed: a finite number, in float32 too");
+                        }
                         for (const double bad : {kNan, kInf, -kInf}) {
                           FAILS(sotto_outer_set(outer, "lr", bad), SOTTO_E_INVALID_ARGUMENT,
                                 "lr is ", "allowed: a finite number");

@@ -59,14 +59,18 @@ TEST(ConfigKeys, Ranges) {
       {R"({"gradient_predivide_factor": )", "}", {"1e-9"}, {"0", "-1"}},
       {R"({"optimizer": {"type": "Adam", "params": {"lr": )",
        "}}}",
-       {"0", "1"},
-       {"-1", "[1]", "false"}},
+       {"0", "1", "3e38", "1e-45"},
+       {"-1", "[1]", "false", "1e300", "1e-60"}},
       {R"({"optimizer": {"type": "Adam", "params": {"betas": )",
        "}}}",
        {"[0, 0.5]"},
-       {"0.9", "[0.9]", "[0.9, 0.9, 0.9]", "[0.9, 1]", "[-0.1, 0]", "[\"0.9\", 0.9]"}},
-      {R"({"optimizer": {"type": "Lamb", "params": {"eps": )", "}}}", {"0"}, {"-1e-12"}},
-      {R"({"optimizer": {"type": "SGD", "params": {"weight_decay": )", "}}}", {"0.1"}, {"-0.1"}},
+       {"0.9", "[0.9]", "[0.9, 0.9, 0.9]", "[0.9, 1]", "[-0.1, 0]", "[\"0.9\", 0.9]",
+        "[0.9, 0.99999999]"}},
+      {R"({"optimizer": {"type": "Lamb", "params": {"eps": )", "}}}", {"0"}, {"-1e-12", "1e-50"}},
+      {R"({"optimizer": {"type": "SGD", "params": {"weight_decay": )",
+       "}}}",
+       {"0.1"},
+       {"-0.1", "1e39"}},
       {R"({"optimizer": {"type": "OneBitLamb", "params": {"freeze_step": )",
        "}}}",
        {"1", "1e3"},
@@ -99,7 +103,7 @@ TEST(ConfigKeys, Ranges) {
       {R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": )",
        "}}}",
        {"1", "[1, 2]"},
-       {"[]", "[1, -2]", "[[1]]", "-1"}},
+       {"[]", "[1, -2]", "[1, 1e300]", "[[1]]", "-1"}},
       {R"({"zero_optimization": {"stage": )", "}}", {"0", "3"}, {"4", "-1", "true"}},
       {R"({"fp16": {"initial_scale_power": )", "}}", {"0", "16"}, {"-1", "128"}},
       {R"({"fp16": {"loss_scale": )", "}}", {"0", "128", "1e38"}, {"-1", "1e39", "\"128\""}},
@@ -114,6 +118,10 @@ TEST(ConfigKeys, Ranges) {
       {R"({"sotto": {"step_offset": )", "}}", {"0", "1"}, {"2", "true"}},
       {R"({"sotto": {"param_groups": )", "}}", {"[]", "[{}]"}, {"{}", "[1]", "1"}},
   };
+  EXPECT_THAT(
+      error_of(R"({"optimizer": {"type": "Adam", "params": {"betas": [0.9, 0.99999999]}}})"),
+      HasSubstr("optimizer.params.betas: found [0.9,0.99999999], where 0.99999999 is 1 in float32, "
+                "allowed is a list of two numbers in [0, 1)"));
   for (const NumberRule& rule : rules) {
     for (const char* value : rule.good) parse(std::string(rule.before) + value + rule.after);
     for (const char* value : rule.bad) {
