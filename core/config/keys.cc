@@ -21,15 +21,15 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kLargestLossScale = 1e38;  // in the range of a float
 constexpr double kLargestFloat = 1e38;      // likewise
 
-constexpr Range kNoRange{-kInf, kInf};
-constexpr Range kNotNegative{0, kInf};
-constexpr Range kPositive{0, kInf, true};
-constexpr Range kUnit{0, 1, false, true};
-constexpr Range kOpenUnit{0, 1, true, true};
-constexpr Range kCount{0, kMaxInt};
-constexpr Range kAtLeastOne{1, kMaxInt};
-constexpr Range kClosedUnit{0, 1};
-constexpr Range kFactor{1, kInf};
+constexpr NumberRange kNoRange{-kInf, kInf};
+constexpr NumberRange kNotNegative{0, kInf};
+constexpr NumberRange kPositive{0, kInf, true};
+constexpr NumberRange kUnit{0, 1, false, true};
+constexpr NumberRange kOpenUnit{0, 1, true, true};
+constexpr NumberRange kCount{0, kMaxInt};
+constexpr NumberRange kAtLeastOne{1, kMaxInt};
+constexpr NumberRange kClosedUnit{0, 1};
+constexpr NumberRange kFactor{1, kInf};
 
 template <class Has>
 consteval uint32_t types_that(Has has) {
@@ -78,8 +78,8 @@ constexpr std::string_view kBarAndPreset =
     ;
 constexpr std::string_view kPresetWords = kBarAndPreset.substr(1);  // "co2|co2_paper|..."
 
-constexpr Range kAlign{8, 1073741824};
-constexpr Range kBucket{8192, 1099511627776};
+constexpr NumberRange kAlign{8, 1073741824};
+constexpr NumberRange kBucket{8192, 1099511627776};
 
 constexpr std::string_view kDtypes = "fp32|fp16|bf16";
 constexpr std::string_view kBatch = "batch arithmetic; the training program forms the batches";
@@ -249,12 +249,12 @@ constexpr KeySpec kTable[] = {
     {kSchedulerParams, "lr_range_test_step_size", kRangeTest, kInt, false, kAtLeastOne, "", kActs, "updates per unit of growth"},
     {kSchedulerParams, "lr_range_test_step_rate", kRangeTest, kNumber, false, kNotNegative, "", kActs, "growth per step size"},
     {kSchedulerParams, "lr_range_test_staircase", kRangeTest, kBool, false, kNoRange, "", kActs, "growth in stairs"},
-    {kSchedulerParams, "last_batch_iteration", kAll, kInt, false, Range{-1, -1}, "", kChecked, "has to be -1, the start: a state has the place in the schedule"},
+    {kSchedulerParams, "last_batch_iteration", kAll, kInt, false, NumberRange{-1, -1}, "", kChecked, "has to be -1, the start: a state has the place in the schedule"},
 
     {kFp16, "enabled", kAll, kBool, false, kNoRange, "", kActs, "16-bit gradients and loss scaling"},
     {kFp16, "auto_cast", kAll, kBool, false, kNoRange, "", kHost, "the training program casts its inputs"},
-    {kFp16, "loss_scale", kAll, kNumber, false, Range{0, kLargestLossScale}, "", kActs, "the loss scale; 0: dynamic"},
-    {kFp16, "initial_scale_power", kAll, kInt, false, Range{0, 127}, "", kActs, "the first dynamic loss scale is 2 to this power"},
+    {kFp16, "loss_scale", kAll, kNumber, false, NumberRange{0, kLargestLossScale}, "", kActs, "the loss scale; 0: dynamic"},
+    {kFp16, "initial_scale_power", kAll, kInt, false, NumberRange{0, 127}, "", kActs, "the first dynamic loss scale is 2 to this power"},
     {kFp16, "loss_scale_window", kAll, kInt, false, kAtLeastOne, "", kActs, "attempts without overflow before the loss scale doubles"},
     {kFp16, "hysteresis", kAll, kInt, false, kCount, "", kIgnored, "the wrappers that serve these optimizers do not use it"},
     {kFp16, "consecutive_hysteresis", kAll, kBool, false, kNoRange, "", kIgnored, "the wrappers that serve these optimizers do not use it"},
@@ -268,7 +268,7 @@ constexpr KeySpec kTable[] = {
     {kBf16, "immediate_grad_update", kAll, kBool, false, kNoRange, "", kIgnored, "gradients are read once, in the step"},
     {kAmp, "enabled", kAll, kBool, false, kNoRange, "", kChecked, "has to be false"},
     {kDataTypes, "grad_accum_dtype", kAll, kText, true, kNoRange, kDtypes, kActs, "type of the gradients that a step receives"},
-    {kZero, "stage", kAll, kInt, false, Range{0, 3}, "", kActs, "0: every rank holds the whole optimizer state"},
+    {kZero, "stage", kAll, kInt, false, NumberRange{0, 3}, "", kActs, "0: every rank holds the whole optimizer state"},
 
     {kSotto, "mode", kAll, kText, false, kNoRange, "strict|compat", kActs, "arithmetic of the 1-bit collectives and optimizers"},
     {kSotto, "transport", kAll, kText, false, kNoRange, kTransportWords, kActs, "how ranks talk; wins over comm_backend_name"},
@@ -277,7 +277,7 @@ constexpr KeySpec kTable[] = {
      "how many elements share a scale; default flat, in mode compat what DeepSpeed has"},
     {kSotto, "bucket_elements", kAll, kInt, false, kBucket, "", kActs, "elements that share a scale with granularity bucket"},
     {kSotto, "chunk_align", kAll, kInt, false, kAlign, "", kActs, "elements; chunks are multiples of it"},
-    {kSotto, "step_offset", kAll, kInt, false, Range{0, 1}, "", kActs, "state step of update k is k + step_offset (1-bit types)"},
+    {kSotto, "step_offset", kAll, kInt, false, NumberRange{0, 1}, "", kActs, "state step of update k is k + step_offset (1-bit types)"},
     {kSotto, "zero_variance_policy", kAll, kText, false, kNoRange, "mask|eps|error", kActs,
      "elements without variance when compression starts"},
     {kSotto, "coeff_debias", kAll, kBool, false, kNoRange, "", kActs, "corrects the frozen average trust ratio for its start at 0"},
@@ -285,7 +285,7 @@ constexpr KeySpec kTable[] = {
      "error feedback in a state that is exported with the configuration's choice"},
     {kSotto, "initial_parameters", kAll, kText, false, kNoRange, "broadcast|check|trust", kActs,
      "parameters that differ between ranks at creation: rank 0's for all, an error, or not looked at"},
-    {kSotto, "timeout_ms", kAll, kInt, false, Range{1, 86400000}, "", kActs, "deadline of a step that names none itself"},
+    {kSotto, "timeout_ms", kAll, kInt, false, NumberRange{1, 86400000}, "", kActs, "deadline of a step that names none itself"},
     {kSotto, "max_consecutive_skips", kAll, kInt, false, kAtLeastOne, "", kActs,
      "steps skipped in a row by overflow before a step fails for good"},
     {kSotto, "state_dtype", kAll, kText, false, kNoRange, "fp32|bf16|fp8", kActs,
@@ -312,16 +312,16 @@ constexpr KeySpec kTable[] = {
     {kCodec, "scale", kScaled, kText, false, kNoRange, "l2|l1", kActs, "scale of compressed data"},
     {kCodec, "granularity", kScaled, kText, false, kNoRange, "flat|tensor|bucket", kActs, "how many elements share a scale"},
     {kCodec, "bucket_elements", kScaled, kInt, false, kBucket, "", kActs, "elements that share a scale with granularity bucket"},
-    {kCodec, "block", kBlocks, kInt, false, Range{kMinQuantBlock, kMaxQuantBlock}, "", kActs, "elements that share a scale"},
+    {kCodec, "block", kBlocks, kInt, false, NumberRange{kMinQuantBlock, kMaxQuantBlock}, "", kActs, "elements that share a scale"},
     {kCodec, "residual", kMayFeedBack, kBool, false, kNoRange, "", kActs, "error feedback"},
     {kCodec, "hierarchy", kServed, kText, false, kNoRange, kHierarchies, kActs, "two levels: full precision inside hosts, the codec between them"},
-    {kCodec, "block", kSparse, kInt, false, Range{kMinSparseBlock, kMaxSparseBlock}, "", kActs, "elements of which k are sent"},
-    {kCodec, "k", kSparse, kInt, false, Range{1, kMaxSparseBlock}, "", kActs, "elements that are sent of a block"},
-    {kCodec, "bits", kSparse, kInt, false, Range{2, 32}, "", kActs, "of a value"},
+    {kCodec, "block", kSparse, kInt, false, NumberRange{kMinSparseBlock, kMaxSparseBlock}, "", kActs, "elements of which k are sent"},
+    {kCodec, "k", kSparse, kInt, false, NumberRange{1, kMaxSparseBlock}, "", kActs, "elements that are sent of a block"},
+    {kCodec, "bits", kSparse, kInt, false, NumberRange{2, 32}, "", kActs, "of a value"},
     {kCodec, "index", kSparse, kText, false, kNoRange, "ef|packed", kActs, "how indices are sent: Elias-Fano or a bitmap, or numbers of equal length"},
     {kCodec, "error_decay", kSparse, kNumber, false, kClosedUnit, "", kActs, "what error feedback is multiplied with in each call"},
     {kCodec, "exchange", kSparse, kText, false, kNoRange, "gather|two_phase", kActs, "who adds up: every rank all blocks, or each its own and sends the mean"},
-    {kCodec, "k_server", kSparse, kInt, false, Range{0, kMaxSparseBlock}, "", kActs, "elements that are sent of a block of the mean, of exchange two_phase; 0: by the number of ranks"},
+    {kCodec, "k_server", kSparse, kInt, false, NumberRange{0, kMaxSparseBlock}, "", kActs, "elements that are sent of a block of the mean, of exchange two_phase; 0: by the number of ranks"},
     {kCodec, "median_clip", kSparse, kBool, false, kNoRange, "", kActs, "ranks whose payload of a tensor is larger than the median rank's count less"},
     {kCodec, "average", kSparse, kText, false, kNoRange, "ranks|contributors", kActs, "what sums are divided by: all ranks, or those that have sent the element"},
     {kCodec, "dense_below", kSparse, kInt, false, kCount, "", kActs, "tensors with fewer elements are sent as float32"},
@@ -335,7 +335,7 @@ constexpr KeySpec kTable[] = {
     {kOuter, "delay", kAll, kInt, false, kCount, "", kActs, "inner steps from a launch to the use of its average, at most period"},
     {kOuter, "rule", kAll, kText, false, kNoRange, "heavy_ball|nesterov|none", kActs, "outer momentum"},
     {kOuter, "form", kAll, kText, false, kNoRange, "delta|anchor_diff", kActs, "what a late average is subtracted from: the anchor it started at, or today's"},
-    {kOuter, "alpha", kAll, kNumber, false, Range{0, kLargestFloat, true}, "", kActs, "outer learning rate"},
+    {kOuter, "alpha", kAll, kNumber, false, NumberRange{0, kLargestFloat, true}, "", kActs, "outer learning rate"},
     {kOuter, "beta", kAll, kNumber, false, kUnit, "", kActs, "outer momentum's decay"},
     {kOuter, "lr_normalised", kAll, kBool, false, kNoRange, "", kActs, "momentum in units of gradients: divided by the learning rate"},
     {kOuter, "penalty", kAll, kText, false, kNoRange, "none|const|gap_rel|gap_ema|gap_inner", kActs, "what a late pseudo-gradient is divided by"},
@@ -346,7 +346,7 @@ constexpr KeySpec kTable[] = {
     {kOuter, "eps", kAll, kNumber, false, kNotNegative, "", kActs, "added to what a gap is compared with, times the root of its elements"},
     {kOuter, "consensus_scalars", kAll, kBool, false, kNoRange, "", kActs, "all ranks use the gap of rank 0"},
     {kOuter, "clip", kAll, kText, false, kNoRange, "none|coord|norm|rms", kActs, "limit of the outer momentum"},
-    {kOuter, "phi", kAll, kNumber, false, Range{0, kLargestFloat}, "", kActs, "the limit; of clip rms times the root mean square"},
+    {kOuter, "phi", kAll, kNumber, false, NumberRange{0, kLargestFloat}, "", kActs, "the limit; of clip rms times the root mean square"},
     {kOuter, "clip_units", kAll, kText, false, kNoRange, "param|grad", kActs, "units of phi; grad: times the learning rate"},
     {kOuter, "freshness", kAll, kNumber, false, kClosedUnit, "", kActs, "share of a rank's own newest delta in a late average"},
     {kOuter, "merge", kAll, kText, false, kNoRange, "reset|lerp|add_progress|pull", kActs, "what parameters become when an average is used"},
@@ -380,11 +380,11 @@ std::string_view disposition_name(Disposition disposition) {
   return "?";
 }
 
-bool Range::contains(double value) const {
+bool NumberRange::contains(double value) const {
   return (lo_open ? value > lo : value >= lo) && (hi_open ? value < hi : value <= hi);
 }
 
-std::string Range::text() const {
+std::string NumberRange::text() const {
   if (lo == hi) return fmt::format("{}", lo);
   if (hi == kInf || hi == kMaxInt) return fmt::format("{} {}", lo_open ? ">" : ">=", lo);
   return fmt::format("in {}{}, {}{}", lo_open ? '(' : '[', lo, hi, hi_open ? ')' : ']');

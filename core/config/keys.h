@@ -57,7 +57,7 @@ enum class Disposition {
 };
 std::string_view disposition_name(Disposition disposition);
 
-struct Range {
+struct NumberRange {
   double lo;
   double hi;  // infinity: no upper bound
   bool lo_open = false;
@@ -74,7 +74,7 @@ struct KeySpec {
                    // CodecKind that has the key
   KeyType type;
   bool nullable;           // null counts as absent
-  Range range;             // numbers
+  NumberRange range;       // numbers
   std::string_view words;  // texts: "a|b|c" in the order of the enum; empty: any
   Disposition disposition;
   std::string_view reason;  // shown in reports
