@@ -27,10 +27,10 @@ struct ConfigArguments {
 int run_config(const ConfigArguments& arguments);
 
 struct PlanArguments {
-  std::string file;       // as ConfigArguments::file
-  std::string bandwidth;  // "100mbit"
-  std::string latency;    // "0.5ms"
-  std::string step_time;  // "80ms"
+  std::string file;  // as ConfigArguments::file
+  double bandwidth_mbit = 0;
+  double latency_ms = 0;
+  double step_ms = 0;
   int32_t ranks = 0;
   std::vector<uint64_t> params;  // elements: of the model, or of each tensor
   double contention = 0;

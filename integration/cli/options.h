@@ -3,11 +3,15 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <array>
 #include <charconv>
+#include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <type_traits>
 
 namespace sotto_cli {
@@ -43,6 +47,37 @@ inline CLI::Validator whole_number_from(int64_t low, int64_t high = kNoLimit) {
                                 ? ">= " + std::to_string(low)
                                 : "from " + std::to_string(low) + " to " + std::to_string(high);
   return number_in("whole number", range, low, high);
+}
+
+struct Unit {
+  std::string_view word;
+  double factor;
+};
+// Smallest first; the words of errors are in this order.
+inline constexpr std::array<Unit, 4> kRates = {
+    {{"bit", 1e-6}, {"kbit", 1e-3}, {"mbit", 1}, {"gbit", 1e3}}};
+inline constexpr std::array<Unit, 4> kTimes = {{{"ns", 1e-6}, {"us", 1e-3}, {"ms", 1}, {"s", 1e3}}};
+
+// "100mbit": a transform to the number in the unit with factor 1.
+inline CLI::Validator quantity_in(const std::array<Unit, 4>& units) {
+  std::string words;
+  for (const Unit& unit : units) words += (words.empty() ? "" : ", ") + std::string(unit.word);
+  const auto check = [=](std::string& text) {
+    double value = 0;
+    const char* const end = text.data() + text.size();
+    const auto [stop, failed] = std::from_chars(text.data(), end, value);
+    for (const Unit& unit : units) {
+      if (failed != std::errc() || !std::isfinite(value) ||
+          std::string_view(stop, end) != unit.word)
+        continue;
+      char number[32];
+      text.assign(number, std::to_chars(number, std::end(number), value * unit.factor).ptr);
+      return std::string();
+    }
+    return "found " + text + ", allowed is a number and one of " + words + " behind it: 2.5" +
+           std::string(units[2].word);
+  };
+  return {check, ""};
 }
 
 }  // namespace sotto_cli

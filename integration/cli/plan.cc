@@ -1,10 +1,5 @@
 // sotto plan: what outer steps would cost on a link, and which ones to take.
-#include <array>
-#include <charconv>
-#include <cmath>
 #include <cstdio>
-#include <map>
-#include <string_view>
 
 #include "integration/cli/commands.h"
 #include "integration/cli/render.h"
@@ -13,38 +8,13 @@
 namespace sotto_cli {
 namespace {
 
-struct Unit {
-  std::string_view word;
-  double factor;
-};
-// Smallest first; the words of errors are in this order.
-constexpr std::array<Unit, 4> kRates = {
-    {{"bit", 1e-6}, {"kbit", 1e-3}, {"mbit", 1}, {"gbit", 1e3}}};
-constexpr std::array<Unit, 4> kTimes = {{{"ns", 1e-6}, {"us", 1e-3}, {"ms", 1}, {"s", 1e3}}};
-
-// "100mbit" in the unit with factor 1.
-double quantity(std::string_view option, std::string_view text, const std::array<Unit, 4>& units) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const std::string_view word(end, static_cast<size_t>(text.data() + text.size() - end));
-  for (const Unit& unit : units) {
-    if (error == std::errc() && std::isfinite(value) && word == unit.word)
-      return value * unit.factor;
-  }
-  std::string words;
-  for (const Unit& unit : units) words += (words.empty() ? "" : ", ") + std::string(unit.word);
-  throw CommandError(std::string(option) + ": found " + std::string(text) +
-                     ", allowed is a number and one of " + words + " behind it: 2.5" +
-                     std::string(units[2].word));
-}
-
 std::string request_of(const PlanArguments& a) {
   Json request;
   request["params"] = a.params.size() == 1 ? Json(a.params.front()) : Json(a.params);
   request["ranks"] = a.ranks;
-  request["bandwidth_mbit"] = quantity("--bandwidth", a.bandwidth, kRates);
-  request["step_ms"] = quantity("--step-time", a.step_time, kTimes);
-  request["latency_ms"] = quantity("--latency", a.latency, kTimes);
+  request["bandwidth_mbit"] = a.bandwidth_mbit;
+  request["step_ms"] = a.step_ms;
+  request["latency_ms"] = a.latency_ms;
   request["contention"] = a.contention;
   request["config"] = read_config_file(a.file);
   return request.dump();

@@ -26,14 +26,19 @@ CLI::App* add_plan(CLI::App* app, PlanArguments* arguments) {
   plan->add_option("--ranks", arguments->ranks, "Ranks that average")
       ->required()
       ->transform(sotto_cli::whole_number_from(1, 1024));
-  plan->add_option("--bandwidth", arguments->bandwidth,
+  plan->add_option("--bandwidth", arguments->bandwidth_mbit,
                    "Of a rank's link, in each direction: 100mbit, 2.5gbit")
-      ->required();
-  plan->add_option("--latency", arguments->latency, "One way: 0.1ms, 25ms")->required();
-  plan->add_option("--step-time", arguments->step_time, "An inner step: 80ms, 1.2s")->required();
+      ->required()
+      ->transform(sotto_cli::quantity_in(sotto_cli::kRates));
+  plan->add_option("--latency", arguments->latency_ms, "One way: 0.1ms, 25ms")
+      ->required()
+      ->transform(sotto_cli::quantity_in(sotto_cli::kTimes));
+  plan->add_option("--step-time", arguments->step_ms, "An inner step: 80ms, 1.2s")
+      ->required()
+      ->transform(sotto_cli::quantity_in(sotto_cli::kTimes));
   plan->add_option("--params", arguments->params,
                    "Parameters of the model, or of each of its tensors (fragments are made of "
-                   "tensors)")
+                   "tensors), one at least")
       ->required()
       ->delimiter(',')
       ->allow_extra_args(false)
