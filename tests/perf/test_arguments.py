@@ -45,6 +45,11 @@ class Arguments(unittest.TestCase):
             self.assertEqual((done.returncode, done.stdout), (2, ""), words)
             self.assertRegex(done.stderr, rf"error: .*{words[0]}.*{words[1]}")
 
+    def test_cores_of_net(self):
+        done = perf("net", "--cores", "4096")
+        self.assertEqual((done.returncode, done.stdout), (2, ""))
+        self.assertRegex(done.stderr, "error: --cores: found 4096, allowed is 1 to [0-9]+, the cores that")
+
     def test_help(self):
         done = perf("--help")
         self.assertEqual((done.returncode, done.stderr), (0, ""))

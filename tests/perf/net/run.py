@@ -169,6 +169,7 @@ def parse(arguments):
     options.sizes = gap.SIZES if options.n is None else (4 * options.n,)
     options.n = options.n or DEFAULT_N
     check_network(parser, options)
+    check_cores(parser, options)
     check_files(parser, options)
     if not (options.short or options.timeline or options.beside_bulk or options.gap):
         can = targets.applicable(options.bits_per_second, options.delay_s, options.peers)
@@ -199,6 +200,12 @@ def check_network(parser, options):
     for name, value in (("--timeline", options.timeline), ("--beside-bulk", options.beside_bulk), ("--gap", options.gap)):
         if value and (options.rows or options.peers != list(sides.PEERS)):
             parser.error(f"{name} measures no rows, and ours alone: neither --rows nor --peers go with it")
+
+
+def check_cores(parser, options):
+    there = len(os.sched_getaffinity(0))
+    if options.cores and options.cores > there:
+        parser.error(f"--cores: found {options.cores}, allowed is 1 to {there}, the cores that this process may run on")
 
 
 def check_files(parser, options):
