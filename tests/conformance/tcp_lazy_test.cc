@@ -6,7 +6,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <optional>
+#include <set>
+#include <string>
 
 #include "tests/conformance/tcp_ranks.h"
 #include "tests/support/reserved_port.h"
@@ -263,25 +266,63 @@ class Stranger {
   std::vector<int> others_;
 };
 
-// Rank 1 sends to rank 2, in whose place there is something else. The failure that it sees.
-Status with_stranger(int backlog, const std::function<void(Stranger&)>& act) {
+// The next group in the process has the same port.
+TEST(TcpLazy, ARankWithAPortOfItsOwnConnectsAtOnce) {
   const ReservedPort port;
   IdBoard board(3);
-  Status seen;
   EXPECT_EQ(run_ranks(3,
                       [&](int rank) {
                         RankKit kit(tcp_with([&](TcpOptions& o) {
                                       if (rank == 2) o.listen_port = port.number();
-                                      o.connections = 1;
                                     }),
                                     rank, 3);
+                        for (int group = 0; group < 2; ++group) {
+                          kit.join(board.share(kit));
+                          kit.connect(all_ranks(*kit.control));
+                          if (kit.rank != 0) {
+                            EXPECT_TRUE(connected(kit, 3 - kit.rank));
+                          }
+                          kit.finish();
+                          board.wait();
+                        }
+                      }),
+            "");
+}
+
+// Ports at which this process listens.
+std::set<uint16_t> listening() {
+  std::set<uint16_t> ports;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::stoi(entry.path().filename());
+    int listens = 0;
+    sockaddr_in at{};
+    socklen_t bytes = sizeof listens, size = sizeof at;
+    if (::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &bytes) == 0 && listens != 0 &&
+        ::getsockname(fd, reinterpret_cast<sockaddr*>(&at), &size) == 0)
+      ports.insert(ntohs(at.sin_port));
+  }
+  return ports;
+}
+
+// Rank 1 sends to rank 2, in whose place there is something else. The failure that it sees.
+Status with_stranger(int backlog, const std::function<void(Stranger&)>& act) {
+  IdBoard board(3);
+  Status seen;
+  EXPECT_EQ(run_ranks(3,
+                      [&](int rank) {
+                        RankKit kit(tcp_with([&](TcpOptions& o) { o.connections = 1; }), rank, 3);
                         kit.join(board.share(kit));
+                        const std::set<uint16_t> before = listening();
+                        board.wait();
                         kit.connect(all_ranks(*kit.control));
                         kit.barrier();
                         std::optional<Stranger> stranger;
                         if (kit.rank == 2) {
+                          std::set<uint16_t> own = listening();
+                          for (const uint16_t port : before) own.erase(port);
+                          require(own.size() == 1, "not one port");
                           kit.transport.reset();
-                          stranger.emplace(port.number(), backlog);
+                          stranger.emplace(*own.begin(), backlog);
                           if (backlog == 0) act(*stranger);
                         }
                         board.wait();

@@ -21,6 +21,7 @@ void MeshLimits::take_smaller(const MeshLimits& other) {
 std::string AddressRecord::encode() const {
   wire::ByteWriter out;
   out.number(port);
+  out.number(static_cast<uint8_t>(stays));
   out.number(limits.flow.eager_bytes);
   out.number(limits.flow.credit_bytes);
   out.number(limits.connections);
@@ -33,6 +34,7 @@ Result<AddressRecord> AddressRecord::decode(const std::string& text) {
   wire::ByteReader in({reinterpret_cast<const uint8_t*>(text.data()), text.size()});
   AddressRecord record;
   record.port = in.number<uint16_t>();
+  record.stays = in.number<uint8_t>() != 0;
   record.limits.flow.eager_bytes = in.number<uint64_t>();
   record.limits.flow.credit_bytes = in.number<uint64_t>();
   record.limits.connections = std::clamp(in.number<uint32_t>(), 1u, kMaxConnections);

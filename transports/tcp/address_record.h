@@ -19,7 +19,8 @@ struct MeshLimits {
 };
 
 struct AddressRecord {
-  uint16_t port = 0;  // 0: nothing listens
+  uint16_t port = 0;   // 0: nothing listens
+  bool stays = false;  // it listens as long as the group lives, where that is needed
   MeshLimits limits;
   std::vector<Address> addresses;  // at least one
 

@@ -94,6 +94,7 @@ class Mesh final : public HandshakeOwner, private ServiceListener {
     }
     set_connections(limits.connections);
     for (const int32_t peer : linked_) {
+      if (!known[static_cast<size_t>(std::max(peer, own_.rank))].stays) at(peer).lazy = false;
       if (peer < own_.rank) continue;
       at(peer).endpoints = endpoints_of(peer, known[static_cast<size_t>(peer)]);
       if (!at(peer).lazy) start_connecting(peer);
@@ -367,7 +368,8 @@ Result<std::unique_ptr<Transport>> connect_mesh(const std::shared_ptr<Reactor>& 
     if (Status status = mesh->listen(place); !status.ok()) {
       return tell_everyone(control, driver, {status.code(), control.rank(), status.text()});
     }
-    const AddressRecord own{mesh->port(place), limits, place.published};
+    // A port that was named is free for the next group when this one is set up.
+    const AddressRecord own{mesh->port(place), place.port == 0, limits, place.published};
     SOTTO_ASSIGN(const auto records, control.all_gather("addresses of data connections",
                                                         own.encode(), driver, deadline));
     SOTTO_TRY(mesh->connect(records, limits));
