@@ -9,13 +9,13 @@
 #include "capi/src/handles.h"
 #include "core/base/json_text.h"
 #include "core/base/text.h"
+#include "core/config/document.h"
 
 using namespace sotto;        // NOLINT: the definition below is the border itself
 using namespace sotto::capi;  // NOLINT
 
 namespace {
 
-using Json = nlohmann::json;
 using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::string_view kKeys[] = {"kind", "dtype",    "counts", "in_counts", "out_counts",
@@ -35,8 +35,8 @@ constexpr ReduceOp kReduceOps[] = {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kM
 constexpr Dtype kDtypes[] = {Dtype::kI32, Dtype::kI64, Dtype::kU8,   Dtype::kF16,
                              Dtype::kF32, Dtype::kF64, Dtype::kBF16, Dtype::kI8,
                              Dtype::kU32, Dtype::kU64, Dtype::kI16,  Dtype::kU16};
-constexpr uint64_t kMaxElements = uint64_t{1}
-                                  << 45;  // so that their bytes fit as those of a buffer do
+// A plan is made of as many messages as the elements need, in seconds for this many.
+constexpr uint64_t kMaxElements = uint64_t{1} << 34;
 
 struct Request {
   CollectiveRequest collective;
@@ -183,6 +183,25 @@ Status take_uneven(const Json& json, CollectiveRequest* r) {
   return ok_status();
 }
 
+// Elements of all buffers, each with the parts of all ranks.
+Status check_sum(const CollectiveRequest& r) {
+  const bool of_parts = r.kind == OpKind::kAllGather || r.kind == OpKind::kReduceScatter ||
+                        r.kind == OpKind::kGather || r.kind == OpKind::kScatter ||
+                        r.kind == OpKind::kAllToAll;
+  const double ranks = of_parts ? r.size : 1;
+  double sum = 0;
+  for (const uint64_t count : r.counts) sum += static_cast<double>(count) * ranks;
+  if (r.kind == OpKind::kAllToAllParts) {
+    for (const std::vector<Range>* parts : {&r.in_parts, &r.out_parts})
+      for (const Range& part : *parts) sum += static_cast<double>(part.count);
+  }
+  if (sum <= static_cast<double>(kMaxElements)) return ok_status();
+  return invalid_argument(
+      "request is of {:.0f} elements, all buffers and the parts of all ranks together; allowed: 0 "
+      "to {}",
+      sum, kMaxElements);
+}
+
 // How many elements of what every buffer has.
 Status take_sizes(const Json& json, CollectiveRequest* r) {
   const bool uneven = r->kind == OpKind::kAllGatherParts || r->kind == OpKind::kReduceScatterParts;
@@ -203,6 +222,7 @@ Status take_shape(const Json& json, Request* request) {
   std::vector<std::string_view> dtype_words;
   for (const Dtype dtype : kDtypes) dtype_words.push_back(dtype_name(dtype));
   SOTTO_TRY(take_sizes(json, &r));
+  SOTTO_TRY(check_sum(r));
   SOTTO_ASSIGN(const size_t dtype, take_word(json, "dtype", dtype_words, 4));
   SOTTO_ASSIGN(const size_t reduction,
                take_word(json, "reduce", kReductions, json.contains("codec") ? 1 : 0));
@@ -235,7 +255,10 @@ Status take_codec(const Json& json, Request* request) {
 }
 
 Result<Request> parse(const Comm& comm, std::string_view text) {
-  const Json json = Json::parse(text, nullptr, false);
+  std::string twice;
+  const Json json = parse_plain(text, &twice);
+  if (!twice.empty())
+    return invalid_argument("request.{} is there twice; leave one of them out", twice);
   if (json.is_discarded() || !json.is_object()) {
     return invalid_argument("request is not a JSON object: {}", printable(text));
   }

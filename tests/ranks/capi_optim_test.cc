@@ -515,6 +515,14 @@ TEST(CapiPlan, RequestsAndWhatIsSent) {
                         "\"count\"", "\"counts\"");
                   FAILS(bad(R"({"kind": "all_reduce", "counts": [-1]})"), SOTTO_E_INVALID_ARGUMENT,
                         "request.counts");
+                  FAILS(bad(R"({"kind": "all_reduce", "counts": [17179869185]})"),
+                        SOTTO_E_INVALID_ARGUMENT, "request.counts has 17179869185", "0 to");
+                  FAILS(bad(R"({"kind": "all_reduce", "counts": [17179869184, 1]})"),
+                        SOTTO_E_INVALID_ARGUMENT, "17179869185 elements, all buffers");
+                  FAILS(bad(R"({"kind": "all_gather", "counts": [8589934592]})"),
+                        SOTTO_E_INVALID_ARGUMENT, "25769803776 elements");
+                  FAILS(bad(R"({"kind": "all_reduce", "counts": [1], "counts": [2]})"),
+                        SOTTO_E_INVALID_ARGUMENT, "request.counts is there twice");
                   FAILS(bad(R"({"kind": "all_reduce", "counts": [1], "dtype": "fp8"})"),
                         SOTTO_E_INVALID_ARGUMENT, "fp8", "fp16");
                   FAILS(bad(R"({"kind": "broadcast", "counts": [1], "root": 3})"),
