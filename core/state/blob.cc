@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <memory>
 
 namespace sotto {
 namespace {
@@ -21,6 +22,63 @@ Result<T> load(const ByteSource& source, uint64_t at) {
   T value;
   SOTTO_TRY(source(at, std::as_writable_bytes(std::span<T>(&value, 1))));
   return value;
+}
+
+// A source whose bytes were hashed block by block. What it reads again has to be the same.
+class CheckedSource {
+ public:
+  CheckedSource(ByteSource source, uint64_t end) : source_(std::move(source)), end_(end) {}
+
+  // Every byte once: of all together the hash.
+  Result<uint64_t> hash();
+  Status read(uint64_t at, std::span<std::byte> out);
+
+ private:
+  Status fetch(uint64_t block);
+
+  ByteSource source_;
+  uint64_t end_;
+  std::vector<uint64_t> hashes_;  // of every block, kReadBytes long but for the last
+  std::vector<std::byte> held_;
+  uint64_t block_ = UINT64_MAX;  // which one is held
+};
+
+Status CheckedSource::fetch(uint64_t block) {
+  block_ = UINT64_MAX;
+  held_.resize(std::min(end_ - block * kReadBytes, kReadBytes));
+  SOTTO_TRY(source_(block * kReadBytes, held_));
+  block_ = block;
+  return ok_status();
+}
+
+Result<uint64_t> CheckedSource::hash() {
+  Hasher64 hasher;
+  for (uint64_t block = 0; block * kReadBytes < end_; ++block) {
+    SOTTO_TRY(fetch(block));
+    hasher.update(held_.data(), held_.size());
+    hashes_.push_back(hash64(held_.data(), held_.size()));
+  }
+  return hasher.digest();
+}
+
+Status CheckedSource::read(uint64_t at, std::span<std::byte> out) {
+  while (!out.empty()) {
+    const uint64_t block = at / kReadBytes, first = at % kReadBytes;
+    if (block != block_) {
+      SOTTO_TRY(fetch(block));
+      if (hash64(held_.data(), held_.size()) != hashes_[block]) {
+        block_ = UINT64_MAX;
+        return invalid_argument(
+            "the state changes while it is read: of bytes {} to {} some were others before",
+            block * kReadBytes, block * kReadBytes + held_.size() - 1);
+      }
+    }
+    const uint64_t part = std::min<uint64_t>(out.size(), held_.size() - first);
+    std::memcpy(out.data(), held_.data() + first, part);
+    at += part;
+    out = out.subspan(part);
+  }
+  return ok_status();
 }
 
 uint64_t padded(uint64_t bytes) { return (bytes + 7) / 8 * 8; }
@@ -145,17 +203,13 @@ Result<BlobReader> BlobReader::open(ByteSource source, uint64_t bytes) {
   return reader;
 }
 
-Status BlobReader::check_hash(uint64_t end) const {
-  Hasher64 hasher;
-  std::vector<std::byte> buffer(std::min(end, kReadBytes));
-  for (uint64_t at = 0; at < end; at += buffer.size()) {
-    const auto part = std::span(buffer).first(std::min<uint64_t>(buffer.size(), end - at));
-    SOTTO_TRY(source_(at, part));
-    hasher.update(part.data(), part.size());
-  }
+Status BlobReader::check_hash(uint64_t end) {
+  const auto checked = std::make_shared<CheckedSource>(source_, end);
+  SOTTO_ASSIGN(const uint64_t hash, checked->hash());
   SOTTO_ASSIGN(const auto checksum, load<uint64_t>(source_, end));
-  if (checksum == hasher.digest()) return ok_status();
-  return invalid_argument("the state is damaged: its checksum does not fit");
+  if (checksum != hash) return invalid_argument("the state is damaged: its checksum does not fit");
+  source_ = [checked](uint64_t at, std::span<std::byte> out) { return checked->read(at, out); };
+  return ok_status();
 }
 
 Status BlobReader::find_sections(uint32_t count, uint64_t end) {

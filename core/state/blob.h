@@ -86,7 +86,8 @@ class BlobWriter {
 
 class BlobReader {
  public:
-  // Reads everything once, to check it. INVALID_ARGUMENT: truncated, damaged or no state blob;
+  // Reads everything once, to check it. INVALID_ARGUMENT: truncated, damaged or no state blob, and
+  // later of a read: the source gives other bytes than it gave then;
   // UNSUPPORTED: a newer format; what the source gives. The source must outlive the reader.
   static Result<BlobReader> open(ByteSource source, uint64_t bytes);
   // Views into `bytes`, which must outlive the reader.
@@ -119,7 +120,8 @@ class BlobReader {
   struct Extent {
     uint64_t offset = 0, bytes = 0;
   };
-  Status check_hash(uint64_t end) const;
+  // From then on what is read has to be what was hashed.
+  Status check_hash(uint64_t end);
   Status find_sections(uint32_t count, uint64_t end);
 
   ByteSource source_;

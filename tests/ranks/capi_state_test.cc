@@ -73,6 +73,7 @@ struct Stream {
   std::string bytes;
   uint64_t longest = 0;
   uint64_t calls = 0, fail_at = UINT64_MAX;
+  uint64_t change_at = UINT64_MAX;  // from this call on other bytes are read
 
   static int32_t write(void* user, const void* data, uint64_t n) {
     auto* s = static_cast<Stream*>(user);
@@ -83,10 +84,12 @@ struct Stream {
   }
   static int32_t read(void* user, uint64_t offset, void* data, uint64_t n) {
     auto* s = static_cast<Stream*>(user);
-    if (s->calls++ == s->fail_at) return 7;
+    const uint64_t call = s->calls++;
+    if (call == s->fail_at) return 7;
     if (offset + n > s->bytes.size()) return 8;
     s->longest = std::max(s->longest, n);
     std::memcpy(data, s->bytes.data() + offset, n);
+    if (call >= s->change_at) static_cast<char*>(data)[n - 1] ^= 1;
     return 0;
   }
 };
@@ -209,6 +212,21 @@ TEST(CapiState, StreamsThatFail) {
             FAILS(sotto_optim_state_export(optim, SOTTO_STATE_EXACT, nullptr, 0, &length),
                   SOTTO_E_INVALID_STATE, "ended in the middle");
             stream.fail_at = UINT64_MAX;
+            OK(read(stream.bytes.size()));
+            model.train(optim, 5, 6);
+            // Other bytes than those that were checked, before anything is applied and then.
+            const std::vector<float> trained = model.p;
+            // Behind three numbers of the head, all parts of 1 MiB, and the checksum.
+            stream.change_at = 3 + ((stream.bytes.size() - 8 + (1u << 20) - 1) >> 20) + 1;
+            FAILS(read(stream.bytes.size()), SOTTO_E_INVALID_ARGUMENT,
+                  "the state changes while it is read: of bytes ");
+            require(model.p == trained, "a refused import has changed parameters");
+            model.train(optim, 6, 7);
+            stream.change_at = calls - 2;
+            FAILS(read(stream.bytes.size()), SOTTO_E_INVALID_ARGUMENT, "changes while it is read");
+            FAILS(sotto_optim_step(optim, nullptr, nullptr), SOTTO_E_INVALID_STATE,
+                  "ended in the middle");
+            stream.change_at = UINT64_MAX;
             OK(read(stream.bytes.size()));
             model.train(optim, 5, 6);
             OK(sotto_optim_destroy(optim));

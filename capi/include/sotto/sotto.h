@@ -1290,8 +1290,8 @@ SOTTO_API sotto_status sotto_optim_state_write(const sotto_optim* optim, sotto_s
 
 /* Imports as sotto_optim_state_import does, in parts of at most 1 MiB. Everything is read and
  * checked before anything changes, so bytes are asked for more than once, at any offset. If read
- * fails then nevertheless, the state is torn: steps and exports are INVALID_STATE until another
- * import succeeds.
+ * fails then nevertheless or gives other bytes than before, the state is torn: steps and exports
+ * are INVALID_STATE until another import succeeds.
  *   optim [in]
  *   mode  [in] as exported; RESET takes any export but one of 0/1 Adam between synchronisations
  *   read  [in] not NULL; may not call the library, but for sotto_op_error and sotto_op_test
