@@ -18,6 +18,10 @@ namespace {
 constexpr int32_t kTrainer = -1, kOperations = 0, kLanes = 1, kPeers = 100;
 
 double microseconds(int64_t ns) { return static_cast<double>(ns) / 1000; }
+// Also where it is longer than an int64_t is.
+double microseconds_between(int64_t begin, int64_t end) {
+  return static_cast<double>(static_cast<uint64_t>(end) - static_cast<uint64_t>(begin)) / 1000;
+}
 
 // As the inside of a JSON string.
 std::string escaped(std::string_view text) {
@@ -62,13 +66,20 @@ void Trace::step(int32_t rank, uint64_t op, const Step& step, int32_t peer, uint
 }
 
 void Trace::operation(int32_t rank, uint64_t op, std::string text, int64_t begin, int64_t end) {
-  if (operations_.size() < kMaxEvents)
-    operations_.push_back({begin, end, op, rank, std::move(text)});
+  if (operations_.size() >= kMaxEvents) {
+    ++dropped_;
+    return;
+  }
+  operations_.push_back({begin, end, op, rank, std::move(text)});
 }
 
 void Trace::span(std::string_view name, int64_t begin, int64_t end) {
   const std::lock_guard lock(spans_mutex_);
-  if (spans_.size() < kMaxEvents) spans_.push_back({escaped(name), begin, end});
+  if (spans_.size() >= kMaxEvents) {
+    ++dropped_;
+    return;
+  }
+  spans_.push_back({escaped(name), begin, end});
 }
 
 void Trace::add_spans(int32_t rank, std::map<int32_t, std::string>* rows, std::string* out) const {
@@ -78,7 +89,7 @@ void Trace::add_spans(int32_t rank, std::map<int32_t, std::string>* rows, std::s
     *out += fmt::format(
         R"({{"ph": "X", "cat": "trainer", "name": "{}", "pid": {}, "tid": {}, "ts": {:.3f}, "dur": {:.3f}}},)"
         "\n",
-        s.name, rank, kTrainer, microseconds(s.begin), microseconds(s.end - s.begin));
+        s.name, rank, kTrainer, microseconds(s.begin), microseconds_between(s.begin, s.end));
   }
 }
 
@@ -141,7 +152,7 @@ std::string Trace::json(int32_t rank) const {
   out += fmt::format(
       R"({{"ph": "M", "name": "process_name", "pid": {}, "args": {{"name": "rank {}{}"}}}})"
       "\n]\n",
-      rank, rank, dropped_ == 0 ? "" : fmt::format(" ({} later events left out)", dropped_));
+      rank, rank, dropped_ == 0 ? "" : fmt::format(" ({} later events left out)", dropped_.load()));
   return out;
 }
 

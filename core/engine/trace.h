@@ -10,6 +10,7 @@
 // what tests/perf/net/timeline.py adds up.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -76,7 +77,7 @@ class Trace {
   std::string prefix_;
   std::vector<Event> events_;
   std::vector<Operation> operations_;
-  uint64_t dropped_ = 0;
+  std::atomic<uint64_t> dropped_ = 0;
   mutable std::mutex spans_mutex_;
   std::vector<Span> spans_;
 };
