@@ -18,7 +18,7 @@ namespace sotto {
 // What this rank sends in a round.
 struct RoundTraffic {
   PeerTraffic total;
-  // Payload that needs no gradient of the last bucket.
+  // Payload of gradients that needs none of the last bucket.
   uint64_t early_payload_bytes = 0;
 
   static RoundTraffic of(const Plan& plan, size_t buckets);

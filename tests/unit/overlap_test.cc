@@ -6,6 +6,9 @@
 #include "core/config/overlap_section.h"
 #include "core/overlap/buckets.h"
 #include "core/overlap/marks.h"
+#include "core/overlap/work.h"
+#include "core/plan/builder.h"
+#include "tests/support/lowering.h"
 
 namespace sotto::test {
 namespace {
@@ -102,6 +105,26 @@ TEST_F(Marks, RefuseAllOrNothing) {
   EXPECT_EQ(marks.missing_ones(), (std::vector<uint64_t>{0, 2}));
   marks.give_up(one);
   EXPECT_EQ(marks.missing(), 3u);
+}
+
+// Early is what needs gradients, and none of the last bucket; padding needs none at all.
+TEST(RoundTraffic, CountsWhatIsEarly) {
+  DeviceCaps device;
+  device.host_memory = true;
+  TransportCaps transport;
+  for (const size_t buckets : {1u, 2u}) {
+    PlanBuilder b;
+    const uint32_t first = b.bound(64), last = b.bound(64), padding = b.scratch(64);
+    b.fill({padding, 0, 64}, 0);
+    if (buckets == 2) b.await({&first, 1});
+    b.await({&last, 1});
+    b.send(1, {padding, 0, 8}, 0);
+    if (buckets == 2) b.send(1, {first, 0, 16}, 1);
+    b.send(1, {last, 0, 32}, 2);
+    const auto plan = lower_for(b.take(), device, transport, Matching::kByKey, 2);
+    ASSERT_TRUE(plan.ok()) << plan.status().text();
+    EXPECT_EQ(RoundTraffic::of(**plan, buckets).early_payload_bytes, buckets == 2 ? 16u : 0u);
+  }
 }
 
 TEST(OverlapSettings, HaveDefaults) {
