@@ -38,6 +38,28 @@ struct CommState {
   PendingGroup group;
 };
 
+// Parameters and model copies, which steps write. Threads: any.
+class WrittenMemory {
+ public:
+  // In the order of addresses.
+  explicit WrittenMemory(std::vector<MemoryRange> ranges) : ranges_(std::move(ranges)) {}
+  // INVALID_ARGUMENT if the range overlaps one of them.
+  Status check(const MemoryRange& range) const {
+    const std::lock_guard lock(mutex_);
+    return check_apart(range, ranges_);
+  }
+  void move(std::vector<MemoryRange> ranges) {
+    const std::lock_guard lock(mutex_);
+    ranges_ = std::move(ranges);
+  }
+  // For the thread that may move them.
+  const std::vector<MemoryRange>& ranges() const { return ranges_; }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<MemoryRange> ranges_;
+};
+
 }  // namespace sotto::capi
 
 struct sotto_context {
@@ -61,8 +83,7 @@ struct sotto_optim {
   std::shared_ptr<sotto::Optimizer> core;
   std::shared_ptr<sotto::Outer> outer;                  // that follows its steps; null: none does
   std::vector<std::weak_ptr<sotto::Overlap>> overlaps;  // whose rounds are its steps
-  // Parameters and model copies, in the order of their addresses.
-  std::vector<sotto::capi::MemoryRange> written;
+  std::shared_ptr<sotto::capi::WrittenMemory> written;
 };
 
 struct sotto_outer {
@@ -76,6 +97,7 @@ struct sotto_outer {
 struct sotto_overlap {
   std::shared_ptr<sotto::capi::CommState> comm;
   std::shared_ptr<sotto::Overlap> core;
+  std::shared_ptr<const sotto::capi::WrittenMemory> written;  // by its steps; null: of averages
 };
 
 namespace sotto::capi {

@@ -64,7 +64,7 @@ Status create(sotto_comm* comm, const char* json, const sotto_param* params, uin
   SOTTO_ASSIGN(object->core, Optimizer::create(comm->state->core, json == nullptr ? "" : json,
                                                std::move(mine.specs), std::move(mine.device),
                                                taken.status(), make_outer));
-  object->written = std::move(mine.written);
+  object->written = std::make_shared<WrittenMemory>(std::move(mine.written));
   SOTTO_ASSIGN(*out_optim, give_out(std::move(object)));
   return ok_status();
 }
@@ -114,7 +114,7 @@ Status set_grads(sotto_optim* optim, const sotto_buffer* grads, uint64_t n) {
   std::vector<GradientPlace> places;
   places.reserve(n);
   for (const Buffer& b : buffers) {
-    SOTTO_TRY(check_apart({b.data, b.bytes(), false, "grads", places.size()}, optim->written));
+    SOTTO_TRY(optim->written->check({b.data, b.bytes(), false, "grads", places.size()}));
     places.push_back({b.data, b.count, b.dtype, b.device});
   }
   return optim->core->set_gradients(places);
@@ -123,9 +123,9 @@ Status set_grads(sotto_optim* optim, const sotto_buffer* grads, uint64_t n) {
 // Gradients are left out: those that are registered may be memory that the caller has freed.
 Status set_params(sotto_optim* optim, const sotto_buffer* params, const sotto_buffer* model_copies,
                   uint64_t n) {
-  SOTTO_ASSIGN(Places places, take_places(params, model_copies, n, optim->written));
+  SOTTO_ASSIGN(Places places, take_places(params, model_copies, n, optim->written->ranges()));
   SOTTO_TRY(optim->core->set_parameters(places.params, places.copies));
-  optim->written = std::move(places.written);
+  optim->written->move(std::move(places.written));
   return ok_status();
 }
 

@@ -64,6 +64,7 @@ Status create_step(sotto_optim* optim, const char* json, sotto_overlap** out_ove
   SOTTO_TRY(CallbackScope::refuse_inside());
   auto object = std::make_unique<sotto_overlap>();
   object->comm = optim->comm;
+  object->written = optim->written;
   const Status refused = caught([&] {
     SOTTO_TRY(check_no_group(*optim->comm));
     SOTTO_TRY(check_pointer(out_overlap, "out_overlap"));
@@ -121,7 +122,12 @@ Status ready(sotto_overlap* overlap, const uint64_t* indices, const sotto_buffer
   if (grads != nullptr) {
     SmallVector<Buffer> buffers;
     SOTTO_TRY(take_buffers(grads, n, "grads", &buffers));
-    for (const Buffer& b : buffers) places.push_back({b.data, b.count, b.dtype, b.device});
+    for (const Buffer& b : buffers) {
+      if (overlap->written != nullptr) {
+        SOTTO_TRY(overlap->written->check({b.data, b.bytes(), false, "grads", places.size()}));
+      }
+      places.push_back({b.data, b.count, b.dtype, b.device});
+    }
   }
   return overlap->core->ready(numbers, places, stream);
 }

@@ -85,6 +85,12 @@ TEST(CapiOverlapStep, WrongCallsAreNamed) {
                         "a step of this optimizer is in flight");
                   FAILS(sotto_overlap_finish(overlap), SOTTO_E_INVALID_STATE,
                         "6 of 6 gradients are missing");
+                  const uint64_t number = 1;
+                  const sotto_buffer inside = buffer(steps.params[1]);
+                  FAILS(sotto_overlap_ready(overlap, &number, &inside, 1, nullptr),
+                        SOTTO_E_INVALID_ARGUMENT, "grads[0] (", "overlap");
+                  FAILS(sotto_overlap_finish(overlap), SOTTO_E_INVALID_STATE,
+                        "6 of 6 gradients are missing");
                   OK(sotto_overlap_withdraw(overlap, "no"));
                   FAILS(sotto_op_wait(op, -1), SOTTO_E_CANCELLED,
                         "withdrawn: no; nothing was updated, the group is healthy");
