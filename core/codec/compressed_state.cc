@@ -328,14 +328,16 @@ Status CompressedState::mean_server_errors(Comm& comm, const std::vector<uint8_t
 }
 
 Status CompressedState::check_settings(const ErrorFeedback& r, uint64_t worker_given,
-                                       uint64_t server_given) const {
+                                       uint64_t server_given, bool has_mean) const {
   if (r.size != place_.size) {
     return invalid_argument(
-        "the error feedback is of rank {0} of {1}, this is rank {2} of {3}; import the state in "
-        "mode "
-        "reset, where error feedback starts at zero, or have the {1} ranks export it in mode mean, "
-        "which any number of ranks can import",
-        r.rank, r.size, place_.rank, place_.size);
+        "the error feedback is of rank {} of {}, this is rank {} of {}; import the state in mode "
+        "reset, where error feedback starts at zero{}",
+        r.rank, r.size, place_.rank, place_.size,
+        has_mean ? fmt::format(", or have the {} ranks export it in mode mean, which any number of "
+                               "ranks can import",
+                               r.size)
+                 : "");
   }
   if (r.rank != place_.rank) {
     return invalid_argument(
@@ -349,9 +351,10 @@ Status CompressedState::check_settings(const ErrorFeedback& r, uint64_t worker_g
     };
     return invalid_argument(
         "the error feedback is of the hierarchy \"{}\", here it is \"{}\"; import the state in "
-        "mode "
-        "reset, or have its ranks export it in mode mean, which any hierarchy can import",
-        shown(r.hierarchy), shown(place_.hierarchy));
+        "mode reset{}",
+        shown(r.hierarchy), shown(place_.hierarchy),
+        has_mean ? ", or have its ranks export it in mode mean, which any hierarchy can import"
+                 : "");
   }
   const std::string_view granularity = granularity_name(settings_.granularity);
   const std::string scale = coding_of(settings_.kind).state_name(settings_);
@@ -369,8 +372,8 @@ Status CompressedState::check_settings(const ErrorFeedback& r, uint64_t worker_g
       server_given, worker_values(), server_values());
 }
 
-Status CompressedState::check(const ErrorFeedback& r) const {
-  SOTTO_TRY(check_settings(r, r.worker.size(), r.server.size()));
+Status CompressedState::check(const ErrorFeedback& r, bool has_mean) const {
+  SOTTO_TRY(check_settings(r, r.worker.size(), r.server.size(), has_mean));
   for (const std::vector<float>* values : {&r.worker, &r.server}) {
     for (const float e : *values) {
       if (!std::isfinite(e)) return invalid_argument("the error feedback has a value {}", e);

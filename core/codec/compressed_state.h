@@ -70,8 +70,9 @@ class CompressedState {
   uint64_t worker_values() const;
   uint64_t server_values() const;
   // INVALID_ARGUMENT if it does not fit this rank and these settings; its values are not looked at.
+  // has_mean: the owner's states have a mode mean, to advise.
   Status check_settings(const ErrorFeedback& residual, uint64_t worker_values,
-                        uint64_t server_values) const;
+                        uint64_t server_values, bool has_mean = true) const;
 
   // Errors in the order of an ErrorFeedback, a bounded number at a time. valid_bits: empty if
   // nothing is masked; masked elements have no error.
@@ -94,7 +95,7 @@ class CompressedState {
 
   // The same on vectors.
   Result<ErrorFeedback> residual(const std::vector<uint8_t>& valid_bits) const;
-  Status check(const ErrorFeedback& residual) const;
+  Status check(const ErrorFeedback& residual, bool has_mean = true) const;
   Status restore(const ErrorFeedback* residual);  // null: zero
   Result<MeanErrorFeedback> mean(Comm& comm, const std::vector<uint8_t>& valid_bits) const;
   // INVALID_ARGUMENT: other sizes, values that are not finite, or no residual to restore.

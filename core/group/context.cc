@@ -97,8 +97,17 @@ Status Context::check_unused(const UniqueId& id) {
       it->second ? "a comm was made with it" : "its ranks did not come together");
 }
 
+Status Context::meet_with(const UniqueId& id) {
+  std::lock_guard lock(mutex_);
+  if (meeting_.insert(id).second) return ok_status();
+  return invalid_argument(
+      "another thread makes a comm with this unique id on the same context; ranks that are threads "
+      "need a context each");
+}
+
 void Context::note_use(const UniqueId& id, bool made) {
   std::lock_guard lock(mutex_);
+  meeting_.erase(id);
   if (made || made_here_.contains(id)) used_.emplace(id, made);
   made_here_.erase(id);
 }

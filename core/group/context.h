@@ -77,6 +77,9 @@ class Context : public std::enable_shared_from_this<Context> {
   Result<UniqueId> make_unique_id();
   // One id makes one comm. INVALID_ARGUMENT: this context has used it.
   Status check_unused(const UniqueId& id);
+  // Ranks of one context could not meet: a thread would wait for the other. INVALID_ARGUMENT:
+  // another thread of this context meets others with the id; else until note_use.
+  Status meet_with(const UniqueId& id);
   // This context has met others with the id. `made` false: it failed; then only the context that
   // made the id cannot use it again, since it no longer listens.
   void note_use(const UniqueId& id, bool made);
@@ -92,6 +95,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::map<std::string, Backend*> backends_;
   std::map<DeviceId, std::shared_ptr<Device>> devices_;
   std::set<UniqueId> made_here_;   // ids not yet used here
+  std::set<UniqueId> meeting_;     // ids with which it meets others now
   std::map<UniqueId, bool> used_;  // whether a comm came of it
 };
 

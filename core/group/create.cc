@@ -411,6 +411,7 @@ Result<std::shared_ptr<Comm>> Comm::create(const std::shared_ptr<Context>& conte
   Engine& engine = *context->engine();
   setup.request.deadline = Deadline::in_us(engine.clock(), root->timeout_us);
   SOTTO_TRY(meet_by_manager(engine, setup));
+  if (config.id && setup.request.size > 1) SOTTO_TRY(context->meet_with(*config.id));
   SOTTO_TRY(engine.drive([&](Driver& driver) -> Status {
     Result<std::unique_ptr<ControlPlane>> joined = rendezvous(*context, setup, *root, driver);
     if (config.id) context->note_use(*config.id, joined.ok());

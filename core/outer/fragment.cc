@@ -408,7 +408,7 @@ Status OuterFragment::check(const OuterFragmentState& state, OuterRestore how) c
     if (state.residual.has_value() != plans_.shape().keeps_errors())
       return invalid_argument("the state {} error feedback",
                               plans_.shape().keeps_errors() ? "lacks" : "has");
-    if (state.residual) SOTTO_TRY(compressed_.check(*state.residual));
+    if (state.residual) SOTTO_TRY(compressed_.check(*state.residual, false));
   }
   for (size_t i = 0; i < kOuterArrays; ++i) {
     const auto which = static_cast<OuterArray>(i);

@@ -40,8 +40,10 @@ Result<OuterSnapshot> Outer::snapshot() {
 
 Status Outer::check(const OuterSnapshot& s, bool own) const {
   if (own && (s.rank != context_.comm->rank() || s.size != context_.comm->size())) {
-    return invalid_argument("the state is of rank {} of {}; this is rank {} of {}", s.rank, s.size,
-                            context_.comm->rank(), context_.comm->size());
+    return invalid_argument(
+        "the state is of rank {} of {}; this is rank {} of {}; import the state that this rank has "
+        "exported, or this one in mode reset, where error feedback starts at zero",
+        s.rank, s.size, context_.comm->rank(), context_.comm->size());
   }
   const std::string mine = outer_settings_text(context_.config, parameters_, false);
   if (s.settings != mine) {

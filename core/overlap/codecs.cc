@@ -126,6 +126,9 @@ Status OverlapCodecs::restore(const OverlapSnapshot& s) {
         "reset, or have all ranks export it in mode mean, which belongs to no buckets",
         s.buckets.size(), buckets_.size());
   }
+  // Another number of ranks and another hierarchy have their own words, before their other values.
+  const CompressedState& first = codecs_.front()->state;
+  SOTTO_TRY(first.check_settings(s.errors, first.worker_values(), first.server_values()));
   uint64_t workers = 0, servers = 0;
   for (const std::unique_ptr<Bucket>& b : codecs_) {
     workers += b->state.worker_values();

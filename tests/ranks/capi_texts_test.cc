@@ -1,11 +1,13 @@
 // What errors at the C ABI say: what the caller called, whom it concerns and what can be done.
 #include <array>
 #include <functional>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "core/base/text.h"
+#include "tests/ranks/capi_outer_model.h"
 #include "tests/ranks/capi_support.h"
 
 namespace sotto::test {
@@ -240,6 +242,36 @@ TEST_P(CapiTexts, StateOfAnotherWorldSize) {
             "");
 }
 
+// Outer steps have no mode mean for error feedback, and none is advised.
+TEST_P(CapiTexts, OuterStateOfAnotherWorldSize) {
+  const std::string json = mean_json(R"("period": 1, "codec": "onebit")");
+  std::string exact;
+  EXPECT_EQ(
+      world(3,
+            [&](Member& self) {
+              OuterModel model;
+              sotto_outer* outer = new_outer(self, json, model);
+              OK(sotto_outer_step(outer, nullptr, nullptr));
+              const std::string state = read_all([&](char* buf, uint64_t cap, uint64_t* out_len) {
+                return sotto_outer_state_export(outer, SOTTO_STATE_EXACT, buf, cap, out_len);
+              });
+              if (self.rank == 1) exact = state;
+              OK(sotto_outer_destroy(outer));
+            }),
+      "");
+  EXPECT_EQ(
+      world(2,
+            [&](Member& self) {
+              OuterModel model;
+              sotto_outer* outer = new_outer(self, json, model);
+              FAILS(sotto_outer_state_import(outer, SOTTO_STATE_EXACT, exact.data(), exact.size()),
+                    SOTTO_E_INVALID_ARGUMENT, "of rank 1 of 3", "in mode reset");
+              lacks(sotto_last_error(), "mode mean");
+              OK(sotto_outer_destroy(outer));
+            }),
+      "");
+}
+
 INSTANTIATE_TEST_SUITE_P(Transports, CapiTexts, testing::Values("inproc", "tcp"),
                          [](const auto& instance) { return std::string(instance.param); });
 
@@ -272,6 +304,33 @@ TEST(CapiTextsOfSetUp, AUniqueIdThatWasUsed) {
                           OK(sotto_context_destroy(context));
                         }),
               "");
+  }
+}
+
+TEST(CapiTextsOfSetUp, TwoRanksOfOneContext) {
+  for (const char* transport : {"tcp", "inproc"}) {
+    setenv("SOTTO_TRANSPORT", transport, 1);
+    sotto_context* context = new_context();
+    sotto_unique_id id;
+    OK(sotto_unique_id_create(context, &id));
+    unsetenv("SOTTO_TRANSPORT");
+    std::mutex mutex;
+    std::string words;
+    EXPECT_EQ(run_ranks(2,
+                        [&](int rank) {
+                          sotto_comm_config config = SOTTO_COMM_CONFIG_INIT;
+                          config.rank = rank;
+                          config.size = 2;
+                          config.id = &id;
+                          config.timeout_us = 2'000'000;
+                          sotto_comm* comm = nullptr;
+                          require(sotto_comm_create(context, &config, &comm) != SOTTO_OK, "made");
+                          const std::lock_guard lock(mutex);
+                          words += sotto_last_error();
+                        }),
+              "");
+    EXPECT_NE(words.find("ranks that are threads need a context each"), std::string::npos) << words;
+    OK(sotto_context_destroy(context));
   }
 }
 
