@@ -166,6 +166,14 @@ parse() {
   done
 }
 
+# Of the Julia package's tests. Debian 11 has one, Debian 12 has none.
+install_julia() {
+  if command -v julia >/dev/null 2>&1 || ! index_knows julia; then return 0; fi
+  say "setup: julia to install"
+  if [ "$dry_run" = yes ] || ! can_install || apt_install julia; then return 0; fi
+  say "setup: julia cannot be installed; its tests are left out, and counted as skipped"
+}
+
 has_torch() { [ -x "$VENV/bin/python" ] && "$VENV/bin/python" -c 'import numpy, pytest, torch' >/dev/null 2>&1; }
 
 install_torch() {
@@ -242,6 +250,7 @@ make_venv() {
 main() {
   parse "$@"
   install_packages
+  [ "$group" != test ] || install_julia
   [ "$group" = run ] || install_nccl_header
   [ "$group" != bench ] || install_torch
   [ "$group" != test ] || install_frameworks

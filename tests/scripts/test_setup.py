@@ -1,6 +1,7 @@
 """integration/setup.sh where nothing can be installed: it says what to install by hand, and fails only if it must."""
 
 import os
+import shutil
 import subprocess
 import tempfile
 import unittest
@@ -39,6 +40,16 @@ class Setup(unittest.TestCase):
         answer = run("test", "--dry-run")  # else it would wait for a package index that is not there
         self.assertEqual(answer.returncode, 0, answer.stderr)
         self.assertIn("are installed", answer.stdout)
+
+    def test_julia_is_installed_where_the_archive_has_one(self):
+        for known in (0, 1):
+            with tempfile.TemporaryDirectory() as folder:
+                program = Path(folder) / "apt-cache"
+                program.write_text(f'#!/bin/sh\n[ "$3" = julia ] && exit {known}\nexec /usr/bin/apt-cache "$@"\n', encoding="ascii")
+                program.chmod(0o755)
+                answer = run("test", "--dry-run", path=f"{folder}:{os.environ['PATH']}")
+            self.assertEqual(answer.returncode, 0, answer.stderr)
+            self.assertEqual("julia to install" in answer.stdout, known == 0 and shutil.which("julia") is None)
 
     def test_says_what_to_install_by_hand(self):
         with without_database() as path:
