@@ -145,6 +145,22 @@ def test_reset_starts_from_any_state_without_error_feedback(kind, recwarn):
     assert not [w for w in recwarn if "error feedback" in str(w.message)]
 
 
+def test_the_policy_is_for_codecs_too(comm):
+    for checkpoint, form in (("mean", "rank"), ("exact", "exact"), ("reset", "reset")):
+        net = model()
+        optimizer = st.AdamW(
+            net.parameters(),
+            comm=comm,
+            checkpoint=checkpoint,
+            sotto={"gradient_codec": {"type": "int8"}},
+        )
+        train(net, optimizer, 0, range(2))
+        assert optimizer.state_dict()["sotto"]["form"] == form
+        optimizer.close()
+    with pytest.raises(sotto.InvalidArgumentError, match="checkpoint is 'never'; allowed: exact"):
+        st.AdamW(model().parameters(), comm=comm, checkpoint="never")
+
+
 def test_states_of_several_ranks_that_do_not_fit():
     """0/1 Adam between synchronisations: every rank has parameters of its own."""
     states = [None] * 3

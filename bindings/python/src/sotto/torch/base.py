@@ -55,9 +55,10 @@ class SottoOptimizer(Groups):
                        None beside torch's GradScaler, which works for float32 gradients: a step
                        that overflows on any rank is left out on all (collective, host waits)
     checkpoint:        what load_state_dict() does with the error feedback of a state_dict() (1-bit
-                       types). "mean": the rank that made it uses it, where there are as many ranks
-                       again; on others it starts at zero, with a warning; "exact": every rank has
-                       to save and load its own, else an error; "reset": it starts at zero
+                       types, gradient_codec). "mean": the rank that made it uses it, where there
+                       are as many ranks again; on others it starts at zero, with a warning;
+                       "exact": every rank has to save and load its own, else an error; "reset": it
+                       starts at zero
     sotto:             more keys of the section "sotto" of the configuration, as a dict
 
     Parameters: float32 (updated in place), float16 or bfloat16 (with float32 masters), dense, all
@@ -140,12 +141,7 @@ class SottoOptimizer(Groups):
         if loss_scale is not None:
             scale = 0 if loss_scale == "dynamic" else loss_scale
             self._common["fp16"] = {"enabled": True, "loss_scale": scale}
-        section: dict[str, Any] = {}
-        if self._compresses:
-            section = {"mode": mode, "checkpoint": checkpoint}
-        elif mode not in ("strict", "compat"):
-            raise InvalidArgumentError(f"mode is {mode!r}; allowed: strict, compat")
-        self._section = {**section, **(sotto or {})}
+        self._section = self._section_of(mode, checkpoint, sotto or {})
         # Of the constructor alone: a group that has another value would not get it.
         self._constants = {**CONSTANTS, **fixed}
         for key in group_defaults:

@@ -15,6 +15,7 @@ from .parameters import Parameters
 # Schedules of a configuration that start from the optimizer's lr; the others have their own rates.
 RELATIVE_SCHEDULES = ("WarmupCosineLR",)
 BETA_SCHEDULES = ("OneCycle",)
+POLICIES = ("exact", "mean", "reset")
 # What a group of torch's optimizers may have, with what it is here.
 CONSTANTS = MappingProxyType(
     {
@@ -45,6 +46,22 @@ class Groups(Parameters):
     @property
     def _compresses(self) -> bool:
         return self._kind in ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
+
+    def _section_of(self, mode: str, checkpoint: str, more: Mapping[str, Any]) -> dict[str, Any]:
+        """ "sotto" of the configuration, with the arguments that act there.
+
+        Errors: InvalidArgumentError (an argument that does not, and is none of the words).
+        """
+        section: dict[str, Any] = {}
+        for key, value, words, acts in (
+            ("mode", mode, ("strict", "compat"), self._compresses),
+            ("checkpoint", checkpoint, POLICIES, self._compresses or "gradient_codec" in more),
+        ):
+            if acts:
+                section[key] = value
+            elif value not in words:
+                raise InvalidArgumentError(f"{key} is {value!r}; allowed: {', '.join(words)}")
+        return {**section, **more}
 
     def _check_config(self) -> dict[str, Any]:
         """The report on the configuration: wrong values are told now, not at the first step."""
