@@ -2,9 +2,12 @@
 #include <array>
 #include <csignal>
 #include <cstring>
+#include <thread>
 
 #include "tests/cpp/world.h"
 #include "tests/support/kill_campaign.h"
+#include "tests/support/processes.h"
+#include "tests/support/temp_dir.h"
 
 namespace cpp_test {
 namespace {
@@ -251,6 +254,64 @@ TEST(CppTraining, ARankThatDies) {
   for (std::uint32_t seed = 1; seed <= 3; ++seed)
     cases.push_back({.rank_main = "cpp_training", .what = "adam", .signal = SIGKILL, .seed = seed});
   run_kill_cases(cases);
+}
+
+// Rank 0 waits for a message of rank 1, which waits for the test. argument: the id's file, and
+// whether there is a handler.
+volatile std::sig_atomic_t interrupted = 0;
+
+SOTTO_RANK_MAIN(cpp_interrupted) {
+  const bool handled = self.argument.back() == '1';
+  const std::string file = self.argument.substr(0, self.argument.size() - 1);
+  std::signal(SIGINT, SIG_DFL);
+  if (handled) std::signal(SIGINT, [](int) { interrupted = 1; });
+  context ctx = context::create(context_config().cpu_threads(1));
+  sotto_unique_id id = {};
+  if (self.rank == 0) {
+    id = ctx.unique_id();
+    publish(file, &id, sizeof id);
+  } else {
+    require(await_published(file, &id, sizeof id, 60'000), "no id");
+  }
+  comm ranks = comm::create(ctx, comm_config().rank(self.rank, self.size).id(id));
+  std::vector<float> data(1, 7.0f * static_cast<float>(self.rank));
+  if (self.rank == 1) {
+    self.at("sending");
+    ranks.send(data, 0).wait();
+    return 0;
+  }
+  op received = ranks.recv(data, 1);
+  self.at("waiting");
+  if (!handled) received.wait();
+  while (interrupted == 0 && !received.wait_for(std::chrono::milliseconds(50))) {
+  }
+  self.say(received.test() ? "too late" : "interrupted");
+  received.wait();  // it went on
+  self.say(data[0] == 7 ? "completed" : "wrong");
+  return 0;
+}
+
+TEST(CppTraining, AnInterruptGetsThroughAWait) {
+  for (const bool handled : {false, true}) {
+    const TempDir folder;
+    ProcessOptions options{.argument = folder.path() + "/id" + (handled ? "1" : "0"),
+                           .stop_at = {"1:sending"}};
+    Processes ranks("cpp_interrupted", 2, options);
+    ranks.await(0, "waiting");
+    ranks.await(1, "sending");
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    ranks.kill(0, SIGINT);
+    if (handled) {
+      EXPECT_EQ(ranks.message(0), "interrupted");
+      ranks.go(1);
+      EXPECT_EQ(ranks.message(0), "completed");
+    } else {
+      EXPECT_EQ(ranks.wait(0).signal, SIGINT);
+      ranks.kill(1, SIGKILL);
+    }
+    ranks.wait_all();
+    EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
+  }
 }
 
 }  // namespace
