@@ -1,15 +1,17 @@
 """Arrays and trees of JAX: what is taken, what is returned, what ranks get, what is refused."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import warm
-from ranks import HERE, ROOT, run_ranks, sotto_run, thread_ranks
+from ranks import HERE, ROOT, assert_no_leak, run_ranks, sotto_run, thread_ranks
 
 import sotto
 from sotto import _abi as abi
@@ -388,6 +390,64 @@ def test_parameters_that_a_step_is_writing_are_not_given():
             return optimizer.step({"a": jnp.ones(3)})["a"].tolist()
 
     assert thread_ranks(2, body) == [[0] * 3] * 2
+
+
+def test_cycles_keep_no_memory():
+    params = {"a": jnp.ones(500), "b": (jnp.ones((3, 5)),)}
+
+    def cycle(times, comm):
+        for _ in range(times):
+            with sotto.jax.Optimizer(params, kind="Adam", lr=0.1, comm=comm) as optimizer:
+                optimizer.step(params)
+            sotto.jax.all_reduce(params, comm=comm)
+            with sotto.create_comm(world_size=1, cpu_threads=1) as another:
+                sotto.jax.broadcast(params, 0, comm=another)
+
+    with alone() as comm:
+        cycle(100, comm)
+        assert_no_leak(lambda: cycle(1000, comm), allowed_kb=2048)
+
+
+INTERRUPTED = """
+import signal, threading
+import jax.numpy as jnp
+import sotto, sotto.jax
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+unique_id, box = sotto.UniqueId(), []
+def rank(number):
+    mine = unique_id if number == 0 else bytes(unique_id)
+    comm = sotto.create_comm(rank=number, world_size=2, unique_id=mine, timeout=60)
+    return sotto.jax.Optimizer({"a": jnp.ones(3)}, kind="SGD", lr=1.0, comm=comm)
+other = threading.Thread(target=lambda: box.append(rank(1)))
+other.start()
+optimizer = rank(0)
+other.join()
+try:
+    print("waiting", flush=True)
+    optimizer.step({"a": jnp.ones(3)})
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+print(box[0].step({"a": jnp.ones(3)})["a"].tolist(), flush=True)
+for thread in threading.enumerate():
+    if thread.name == "sotto-call":
+        thread.join()
+print(optimizer.params["a"].tolist(), flush=True)
+"""
+
+
+def test_ctrl_c_ends_the_wait_for_a_step_and_the_step_goes_on():
+    process = subprocess.Popen(
+        [warm.python("jax"), "-c", INTERRUPTED],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "SOTTO_CPU_THREADS": "1", "PYTHONPATH": str(HERE.parent / "src")},
+    )
+    assert process.stdout.readline() == "waiting\n"
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=100)
+    assert out == "interrupted\n[0.0, 0.0, 0.0]\n[0.0, 0.0, 0.0]\n", err
 
 
 def test_groups_by_path():
