@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "core/base/environment.h"
 #include "core/base/log.h"
 
 namespace sotto::nccl {
@@ -22,7 +23,7 @@ struct Opened {
 
 // A copy that this process has not loaded yet.
 void* open_first(const char* path) {
-  setenv(kGraphRegister, "0", 0);  // unless the caller has set it
+  set_if_unset({{kGraphRegister, "0"}});
   return dlopen(path, RTLD_NOW | RTLD_LOCAL);
 }
 

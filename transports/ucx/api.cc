@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 
+#include "core/base/environment.h"
 #include "core/base/log.h"
 
 namespace sotto::ucx {
@@ -19,9 +20,9 @@ struct Opened {
 
 // A copy that this process has not loaded yet.
 void* open_first(const char* path) {
-  setenv("UCX_HANDLE_ERRORS", "none", 0);
-  setenv("UCX_ERROR_SIGNALS", "", 0);
-  setenv("UCX_MEM_MMAP_HOOK_MODE", "none", 0);
+  set_if_unset({{"UCX_HANDLE_ERRORS", "none"},
+                {"UCX_ERROR_SIGNALS", ""},
+                {"UCX_MEM_MMAP_HOOK_MODE", "none"}});
   return dlopen(path, RTLD_NOW | RTLD_LOCAL);
 }
 
