@@ -25,6 +25,8 @@ TEST(Environment, SetsWhatIsNotSet) {
   EXPECT_STREQ(std::getenv("SOTTO_TEST_UNSET"), "z");
   EXPECT_EQ(std::getenv("SOTTO_TEST_EMPTY"), nullptr);
   EXPECT_STREQ(std::getenv("SOTTO_TEST_SET"), "before");
+  unsetenv("SOTTO_TEST_SET");
+  unsetenv("SOTTO_TEST_UNSET");
 }
 
 // With setenv in its place this ends the process in one run of five.
