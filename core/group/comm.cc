@@ -474,20 +474,23 @@ std::string Comm::report_json(const std::string& kind) const {
     report["accused"] = cause.rank;  // ranks of the root comm; -1: not known
     report["reported_by"] = cause.reporter;
   }
-  const bool waiting = all || kind == "waiting";
+  const bool waiting = all || kind == "waiting", routes = all || kind == "routes";
+  const LinkTable& links = root_->channel->links();
   std::vector<int64_t> silent(ranks_->size());
   std::vector<nlohmann::ordered_json> standing(ranks_->size());
-  if (waiting) {
-    engine().drive([&](Driver& driver) {  // what was heard is the driver's
+  std::vector<std::string> route(ranks_->size());
+  if (waiting || routes) {
+    engine().drive([&](Driver& driver) {  // what was heard, and connections, are the driver's
       for (size_t r = 0; r < silent.size(); ++r) {
-        silent[r] = root_->channel->control()->silent_ms((*ranks_)[r]);
-        if (!all && static_cast<int32_t>(r) != rank_)
-          standing[r] = standing_json(root_->standing.ask(epoch_, (*ranks_)[r]), driver.clock());
+        const int32_t root_rank = (*ranks_)[r];
+        silent[r] = root_->channel->control()->silent_ms(root_rank);
+        if (static_cast<int32_t>(r) == rank_) continue;
+        if (routes) route[r] = links.to(root_rank).transport->route(root_rank);
+        if (waiting && !all)
+          standing[r] = standing_json(root_->standing.ask(epoch_, root_rank), driver.clock());
       }
     });
   }
-  const LinkTable& links = root_->channel->links();
-  const bool routes = all || kind == "routes";
   const std::vector<int32_t> host_of = hosts();
   if (routes) {
     report["host"] = host_of[static_cast<size_t>(rank_)];
@@ -501,7 +504,7 @@ std::string Comm::report_json(const std::string& kind) const {
     const int32_t root_rank = (*ranks_)[static_cast<size_t>(r)];
     nlohmann::ordered_json peer{{"rank", r}};
     if (routes) {
-      peer["route"] = links.to(root_rank).transport->route(root_rank);
+      peer["route"] = route[static_cast<size_t>(r)];
       peer["host"] = host_of[static_cast<size_t>(r)];
     }
     if (waiting) peer["silent_ms"] = silent[static_cast<size_t>(r)];
