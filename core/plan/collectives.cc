@@ -101,7 +101,7 @@ void emit_message_exchange(PlanBuilder& b, int32_t rank, int32_t size, const Lev
   const auto rows_of = [&](int32_t first, size_t count) {
     return Region{rows, static_cast<uint64_t>(first) * message_bytes, count * message_bytes};
   };
-  // Of the ranks of a group, this rank's number in it first.
+  // Between the ranks of a group. me: this rank's number in it; parts_of: what a number sends.
   const auto exchange = [&](const RankGroup& group, size_t me, const auto& parts_of, uint32_t at) {
     for (const bool sends : {true, false}) {
       for (size_t i = 1; i < group.size(); ++i) {

@@ -35,7 +35,8 @@ void DataLink::recv(Transfer& t) {
   fail_if_needed();
 }
 
-// A message that waits, or that is expected, makes no frame here that would tell the carriers.
+// The first message makes carriers connect that do so when they are used, also where it is only
+// expected, or waits for the peer: then there is no frame yet.
 void DataLink::use() {
   if (!std::exchange(used_, true)) sender_.flush();
 }
