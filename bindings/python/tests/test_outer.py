@@ -1,10 +1,12 @@
 """Outer optimizers on plain buffers."""
 
 import io
+import subprocess
+import sys
 
 import numpy as np
 import pytest
-from ranks import run_ranks, thread_ranks
+from ranks import run_ranks, sotto_run, thread_ranks
 
 import sotto
 from sotto.outer import CONSUMED, HELD, LAUNCHED, MEASURING, WAITED, Outer, OuterParam
@@ -280,6 +282,41 @@ def test_outer_steps_of_an_optimizer():
     for anchors, last in thread_ranks(2, body):
         assert anchors == [5, 2, -1, -1.75, -0.25, 1.8125, 2.75, 2.140625]
         assert last == 0.828125
+
+
+LEFT = """
+import sys, time
+import numpy as np, sotto
+from sotto.outer import Outer
+comm = sotto.init_process_group(timeout=60)
+x = np.zeros(1000, np.float32)
+config = {"optimizer": {"type": "SGD"}, "sotto": {"outer": {"preset": "co2", "period": 2}}}
+if sys.argv[1] == "outer":
+    outer = Outer([x], config["sotto"]["outer"], comm=comm)
+else:
+    outer = sotto.optim.Optimizer([(x, x.copy())], config, comm=comm)
+for _ in range(2):
+    outer.step().wait()
+assert (outer if sys.argv[1] == "outer" else Outer.of(outer)).info().in_flight == 1
+if sys.argv[1] != "handle":
+    del outer
+if comm.rank == 1:
+    time.sleep(0.5)
+comm.close()
+"""
+
+
+@pytest.mark.parametrize("left", ["outer", "optimizer", "handle"])
+def test_one_that_is_dropped_lets_go_of_the_comm_with_an_average_under_way(left):
+    """Else the other rank, which closes its comm later, would take this one for lost."""
+    run = subprocess.run(
+        [sotto_run(), "-n", "2", "--", sys.executable, "-W", "ignore", "-c", LEFT, left],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
 
 
 def test_states_are_not_of_an_evaluation():

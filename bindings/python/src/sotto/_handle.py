@@ -97,6 +97,9 @@ class HandleOwner:
         """Whether destroying the handle now would not wait for anything."""
         return True
 
+    def _leave(self) -> None:
+        """Of one that nobody has any more, and that cannot be destroyed now."""
+
     def __del__(self) -> None:
         if getattr(self, "_value", None) is None or self._pid != os.getpid():
             return
@@ -106,6 +109,8 @@ class HandleOwner:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
         if self._idle() and not getattr(inside_callback, "active", False):
             getattr(self._lib.functions, self._destroy)(self._value)
+        else:
+            self._leave()
 
 
 living: weakref.WeakSet[HandleOwner] = weakref.WeakSet()  # and those that were closed

@@ -13,7 +13,7 @@ from ._frameworks import await_current_stream
 from ._handle import HandleOwner
 from ._lib import interruptible
 from .comm import Comm
-from .errors import InvalidArgumentError, InvalidStateError
+from .errors import BusyError, InvalidArgumentError, InvalidStateError
 from .group import default_comm
 from .work import Work, orphans
 
@@ -79,6 +79,19 @@ class Registered(HandleOwner):
     def _kept(self) -> list[Any]:
         """What an operation in flight keeps alive."""
         return [self, self._keep]
+
+    def _averages_under_way(self) -> bool:
+        """Of outer steps. Errors: BusyError (step in flight)."""
+        raise NotImplementedError
+
+    def _idle(self) -> bool:
+        try:
+            return self._comm.closed or not self._averages_under_way()
+        except BusyError:
+            return False
+
+    def _leave(self) -> None:
+        self._comm._left.append(self)
 
     def _check_live(self, what: str) -> None:
         """Errors: InvalidStateError: a state would have, or get, params that are the anchor, which

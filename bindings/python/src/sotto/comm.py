@@ -75,6 +75,7 @@ class Comm(Exchanges, HandleOwner):
         self._lock = threading.RLock()
         self._collected: Work | None = None
         self._told = False  # whether the caller has heard of an error
+        self._left: list[HandleOwner] = []  # dropped while averages of theirs were under way
         # In the process group of a framework, if known.
         self._framework_ranks: tuple[int, ...] | None = None
         number = c.c_int32()
@@ -88,7 +89,7 @@ class Comm(Exchanges, HandleOwner):
         return f"<sotto.Comm rank {self._rank} of {self._size}{state}>"
 
     def _idle(self) -> bool:
-        return bool(self.report("waiting")["operations_in_flight"] == 0)
+        return not self._left and self.report("waiting")["operations_in_flight"] == 0
 
     def _live_context(self) -> HandleOwner:
         self._check_process()
@@ -441,6 +442,8 @@ class Comm(Exchanges, HandleOwner):
             raise InvalidStateError("this comm has an open group: leave its `with` block first")
         with self._lock:
             try:
+                while self._left:
+                    self._left.pop().close()
                 super().close()
             except SottoError:
                 if not (self.closed and self._told):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes as c
 import json
 import os
@@ -17,7 +18,7 @@ from ._lib import interruptible, library
 from ._registered import Registered
 from .codec import export_state, import_state, state_mode
 from .comm import Comm
-from .errors import InvalidArgumentError, SottoError
+from .errors import InvalidArgumentError, InvalidStateError, SottoError
 from .work import Work
 
 STATE_MODES = ("configured", "exact", "mean", "reset", "common")
@@ -172,13 +173,12 @@ class Optimizer(Registered):
     def _kept(self) -> list[Any]:
         return [*super()._kept(), self._grads]
 
-    def _idle(self) -> bool:
-        outer, info, functions = c.c_void_p(), abi.OuterInfo(), self._lib.functions
-        if functions.sotto_optim_outer(self._handle, c.byref(outer)) < 0:
-            return True  # it has no outer steps
-        status = functions.sotto_outer_get_info(outer, c.byref(info))
-        functions.sotto_outer_destroy(outer)
-        return bool(status >= 0 and info.in_flight == 0)
+    def _averages_under_way(self) -> bool:
+        from .outer import Outer
+
+        with contextlib.suppress(InvalidStateError), Outer.of(self) as outer:
+            return outer.info().in_flight > 0
+        return False  # it has no outer steps
 
     def step(self, *, timeout: float | None = None) -> Work:
         """One step with what is in the grad arrays now: averages, clips, updates the parameters.

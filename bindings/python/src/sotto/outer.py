@@ -193,8 +193,8 @@ class Outer(Registered):
         finally:
             self._swap_back(timeout)
 
-    def _idle(self) -> bool:
-        return self.info().in_flight == 0
+    def _averages_under_way(self) -> bool:
+        return self._whose() is self and self.info().in_flight > 0
 
     def _whose(self) -> Registered:
         """Whose params the anchor takes the place of: those of the optimizer that has the steps."""
