@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,32 @@ def json_text(settings: Any) -> str:
     Errors: InvalidArgumentError (something that is no JSON: names its key).
     """
     return json.dumps(_plain(settings, ""))
+
+
+def config_text(
+    config: Any = None, kind: str | None = None, hyper: Mapping[str, Any] | None = None
+) -> str:
+    """Configuration as JSON text.
+
+    config: a dict, JSON text, or a path (os.PathLike) of a file. Or kind with its hyper-parameters.
+    """
+    if kind is not None:
+        if config is not None:
+            raise InvalidArgumentError(
+                "config and kind are both given; an optimizer is described by one of them"
+            )
+        return json_text({"optimizer": {"type": kind, "params": dict(hyper or {})}})
+    if hyper:
+        raise InvalidArgumentError(
+            f"hyper-parameters ({', '.join(hyper)}) are given without kind; a "
+            "configuration has its own"
+        )
+    if config is None:
+        raise InvalidArgumentError("neither config nor kind is given")
+    if isinstance(config, os.PathLike):
+        with open(config, encoding="utf-8") as file:
+            return file.read()
+    return config if isinstance(config, str) else json_text(config)
 
 
 def _plain(value: Any, where: str) -> Any:

@@ -13,12 +13,13 @@ from . import _abi as abi
 from ._buffers import Buffers, View, buffer_of, view_of
 from ._call import INT32, real_number, whole_number
 from ._frameworks import await_current_stream, bytes_of_bools
-from ._json import json_text
+from ._json import config_text, json_text
 from ._lib import interruptible, library
 from ._registered import Registered
 from .codec import export_state, import_state, state_mode
 from .comm import Comm
 from .errors import InvalidArgumentError, InvalidStateError, SottoError
+from .outer import Outer
 from .work import Work
 
 STATE_MODES = ("configured", "exact", "mean", "reset", "common")
@@ -58,32 +59,6 @@ class Info(NamedTuple):
     skipped_steps: int
     loss_scale: float  # gradients of the next step have to be multiplied with it; 1: none
     micro_batches: int  # accumulated for the next step
-
-
-def config_text(
-    config: Any = None, kind: str | None = None, hyper: Mapping[str, Any] | None = None
-) -> str:
-    """Configuration as JSON text.
-
-    config: a dict, JSON text, or a path (os.PathLike) of a file. Or kind with its hyper-parameters.
-    """
-    if kind is not None:
-        if config is not None:
-            raise InvalidArgumentError(
-                "config and kind are both given; an optimizer is described by one of them"
-            )
-        return json_text({"optimizer": {"type": kind, "params": dict(hyper or {})}})
-    if hyper:
-        raise InvalidArgumentError(
-            f"hyper-parameters ({', '.join(hyper)}) are given without kind; a "
-            "configuration has its own"
-        )
-    if config is None:
-        raise InvalidArgumentError("neither config nor kind is given")
-    if isinstance(config, os.PathLike):
-        with open(config, encoding="utf-8") as file:
-            return file.read()
-    return config if isinstance(config, str) else json_text(config)
 
 
 def config_report(config: Any, *, world_size: int = 0, n_params: int = 0) -> dict[str, Any]:
@@ -174,8 +149,6 @@ class Optimizer(Registered):
         return [*super()._kept(), self._grads]
 
     def _averages_under_way(self) -> bool:
-        from .outer import Outer
-
         with contextlib.suppress(InvalidStateError), Outer.of(self) as outer:
             return outer.info().in_flight > 0
         return False  # it has no outer steps

@@ -5,18 +5,21 @@ from __future__ import annotations
 import ctypes as c
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _abi as abi
 from ._call import UINT32, real_number, whole_number
 from ._frameworks import await_current_stream
 from ._handle import HandleOwner
+from ._json import config_text
 from ._registered import Registered
 from .codec import export_state, import_state, state_mode
 from .comm import Comm
 from .errors import OperationTimeoutError
-from .optim import Optimizer, config_text
 from .work import Work
+
+if TYPE_CHECKING:
+    from .optim import Optimizer
 
 STATE_MODES = ("exact", "common")
 LAUNCHED = abi.SOTTO_OUTER_LAUNCHED
@@ -198,7 +201,7 @@ class Outer(Registered):
 
     def _whose(self) -> Registered:
         """Whose params the anchor takes the place of: those of the optimizer that has the steps."""
-        return self._keep[0] if isinstance(self._keep[0], Optimizer) else self
+        return self._keep[0] if isinstance(self._keep[0], Registered) else self
 
     def _swap_back(self, timeout: float | None = None) -> None:
         if self._swapped:

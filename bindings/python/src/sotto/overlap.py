@@ -19,12 +19,13 @@ from ._buffers import (
 from ._call import call_on, call_options
 from ._frameworks import await_current_stream, current_stream
 from ._handle import HandleOwner
+from ._json import config_text
 from ._lib import interruptible
 from .codec import export_state, import_state, state_mode
 from .comm import Comm
 from .errors import InvalidArgumentError, UnsupportedError
 from .group import default_comm
-from .optim import Optimizer, config_text
+from .optim import Optimizer
 from .work import Work, orphans
 
 
