@@ -193,6 +193,10 @@ SAMPLING = {"enabled": True, "data_sampling": {"enabled": True}}
             "data_efficiency.data_routing.enabled: true",
         ),
         ({"progressive_layer_drop": {"enabled": True}}, "progressive_layer_drop.enabled: true"),
+        (
+            {"compression_training": {"row_pruning": {"shared_parameters": {"enabled": True}}}},
+            "compression_training.row_pruning.shared_parameters.enabled: true",
+        ),
     ],
 )
 def test_sections_that_change_the_training_are_refused(comm, sections, words):
@@ -201,12 +205,13 @@ def test_sections_that_change_the_training_are_refused(comm, sections, words):
 
 
 def test_sections_that_change_nothing_are_named(comm, capsys):
-    sections = {"flops_profiler": {"enabled": True}, "hybrid_engine": {"enabled": True}}
-    engine, *_ = start(comm, {"optimizer": LAMB, **sections})
+    names = ("elasticity", "flops_profiler", "hybrid_engine", "nebula", "quantize_training")
+    sections = {name: {"enabled": True} for name in names}
+    engine, *_ = start(comm, {"optimizer": LAMB, "dump_state": True, **sections})
     engine.close()
     said = capsys.readouterr().out
-    assert "flops_profiler.enabled is true, which changes nothing in this engine" in said
-    assert "hybrid_engine.enabled is true, which changes nothing in this engine" in said
+    for switch in ("dump_state", *(f"{name}.enabled" for name in names)):
+        assert f"{switch} is true, which changes nothing in this engine" in said
     sampling = {"enabled": False, "data_sampling": {"enabled": True}}
     engine, *_ = start(
         comm,

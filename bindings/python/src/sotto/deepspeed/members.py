@@ -153,7 +153,10 @@ _AVERAGE = "step() averages the gradients; use deepspeed.comm for other tensors"
 _CURRICULUM = "give training_data in the order that is wanted, or a data_sampler to deepspeed_io()"
 _PROFILE = "use torch.profiler around the steps, and optimizer.report() for bytes and times"
 _PLD = "drop layers in the model's forward()"
-_EIGENVALUE = "quantization during training is not here; use torch.ao.quantization afterwards"
+_COMPRESSION = (
+    "weights are neither quantized nor pruned during training; use torch.ao.quantization or "
+    "torch.nn.utils.prune"
+)
 _EXPERTS = (
     "mixtures of experts are averaged over other ranks than the rest; keep DeepSpeed for them"
 )
@@ -180,13 +183,13 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "curriculum_params_legacy": _CURRICULUM,
         "data_efficiency_config": _CURRICULUM,
         "data_sampling_config": _CURRICULUM,
-        "eigenvalue_gas_boundary_resolution": _EIGENVALUE,
-        "eigenvalue_layer_name": _EIGENVALUE,
-        "eigenvalue_layer_num": _EIGENVALUE,
-        "eigenvalue_max_iter": _EIGENVALUE,
-        "eigenvalue_stability": _EIGENVALUE,
-        "eigenvalue_tol": _EIGENVALUE,
-        "eigenvalue_verbose": _EIGENVALUE,
+        "eigenvalue_gas_boundary_resolution": _COMPRESSION,
+        "eigenvalue_layer_name": _COMPRESSION,
+        "eigenvalue_layer_num": _COMPRESSION,
+        "eigenvalue_max_iter": _COMPRESSION,
+        "eigenvalue_stability": _COMPRESSION,
+        "eigenvalue_tol": _COMPRESSION,
+        "eigenvalue_verbose": _COMPRESSION,
         "flops_profiler_detailed": _PROFILE,
         "flops_profiler_module_depth": _PROFILE,
         "flops_profiler_output_file": _PROFILE,
@@ -202,7 +205,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "pld_params": _PLD,
         "pld_theta": _PLD,
         "print_forward_breakdown": _EXPERTS,
-        "quantize_training": _EIGENVALUE,
+        "quantize_training": _COMPRESSION,
         "random_ltd_config": _CURRICULUM,
         "random_ltd_initialize": _CURRICULUM,
         "register_compile_pass": _COMPILE,
@@ -229,7 +232,7 @@ REFUSED_ATTRIBUTES: Mapping[str, str] = MappingProxyType(
         "backward_reduce_timers": _PROFILE,
         "backward_timers": _PROFILE,
         "checkpoint_engine": "use save_checkpoint() and load_checkpoint()",
-        "compression_scheduler": _EIGENVALUE,
+        "compression_scheduler": _COMPRESSION,
         "curriculum_scheduler_legacy": _CURRICULUM,
         "dont_change_device": "move the model before initialize()",
         "expert_data_parallel_group": _EXPERTS,
@@ -257,14 +260,31 @@ REFUSED_SECTIONS: Mapping[tuple[str, ...], str] = MappingProxyType(
         ("data_efficiency.enabled", "data_efficiency.data_routing.enabled"): _PLD,
         ("data_efficiency.enabled", "data_efficiency.data_sampling.enabled"): _CURRICULUM,
         ("progressive_layer_drop.enabled",): _PLD,
+        **{
+            (f"compression_training.{technique}.shared_parameters.enabled",): _COMPRESSION
+            for technique in (
+                "weight_quantization",
+                "activation_quantization",
+                "sparse_pruning",
+                "row_pruning",
+                "head_pruning",
+                "channel_pruning",
+            )
+        },
     }
 )
-# Switches of sections that change times and reports alone, and nothing here.
+# Switches without effect on what is trained here.
 IDLE_SECTIONS: Mapping[str, str] = MappingProxyType(
     {
-        "eigenvalue.enabled": _EIGENVALUE,
+        "compile.deepcompile": _COMPILE,
+        "dump_state": "print engine.config",
+        "eigenvalue.enabled": _COMPRESSION,
+        "elasticity.enabled": "give the batch sizes that it leads to",
         "flops_profiler.enabled": _PROFILE,
         "hybrid_engine.enabled": "engine.generate() is the module's own",
+        "memory_breakdown": "use torch.cuda.memory_summary()",
+        "nebula.enabled": "save_checkpoint() writes files",
+        "quantize_training.enabled": _COMPRESSION,
     }
 )
 # Empty lists and sets of every engine.
