@@ -1,4 +1,4 @@
-"""The Python examples run as they stand: in the READMEs, on docs/outer-steps.md and in what help(sotto.torch) shows.
+"""The Python examples run as they stand: in the READMEs, on two pages of docs and in what help(sotto.torch) shows.
 
 Each is a program of two ranks of its own (four with shards), started by sotto-run. SOTTO_LIBRARY names the library, PYTHON_TESTS_SOTTO_RUN the program.
 """
@@ -18,7 +18,7 @@ SOURCE = ROOT / "bindings/python/src"
 sys.path.insert(0, str(ROOT / "bindings/python/tests"))
 
 import warm
-READMES = ("README.md", "bindings/python/README.md", "docs/outer-steps.md")
+READMES = ("README.md", "bindings/python/README.md", "docs/outer-steps.md", "docs/overlap.md")
 
 
 def examples():
