@@ -125,6 +125,24 @@ def test_residuals_are_saved_and_loaded(done):
     done(2, "rank_resumes")
 
 
+def rank_meets_nan(comm):
+    state = st.DDPState("int8")
+    net = wrapped()
+    net.register_comm_hook(state, st.ddp_hook)
+    gradients(net, comm.rank, 0)
+    for _ in range(2):
+        with pytest.raises(sotto.NonfiniteError):
+            (net(torch.randn(8, 64)).sum() * (float("nan") if comm.rank == 1 else 1)).backward()
+        torch.testing.assert_close(
+            gradients(net, comm.rank, 1), true_mean(comm, 1), rtol=0.1, atol=1e-2
+        )
+    state.close()
+
+
+def test_errors_of_averages_keep_their_type(done):
+    done(2, "rank_meets_nan")
+
+
 def rank_comm_of_group(comm):
     with st.comm_of_process_group(timeout=60) as other:
         assert (other.rank, other.size) == (comm.rank, comm.size)
@@ -292,7 +310,14 @@ def test_parameters_are_compared(done):
 # ---- starting ranks ----------------------------------------------------------------------------
 
 CHECKS = {
-    2: (rank_codecs, rank_resumes, rank_comm_of_group, rank_who_averages, rank_nobody_averages),
+    2: (
+        rank_codecs,
+        rank_resumes,
+        rank_meets_nan,
+        rank_comm_of_group,
+        rank_who_averages,
+        rank_nobody_averages,
+    ),
     4: (rank_codecs, rank_other_groups),
 }
 

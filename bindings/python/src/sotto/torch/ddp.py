@@ -51,6 +51,7 @@ class DDPState:
         self._mode = "exact"
         self._stream: Any = None  # on which buckets without a codec wait on a CUDA device
         self._flying: dict[int, Work] = {}  # their last operations
+        self._error: Optional[Exception] = None  # of a bucket, to be raised by this backward()
         # One thread waits, in the order of submission, so that backward goes on meanwhile.
         self._waiter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sotto-ddp")
         if codec is not None:  # a wrong name or option is told here, not in the first backward
@@ -156,6 +157,9 @@ class DDPState:
         work = self.comm.all_reduce(sent, op="mean", codec=codec)
         if bucket.is_last():
             self.steps += 1
+            # Behind DDP's own callback, which would turn an error into one of its own.
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(lambda: engine.queue_callback(self._raise_error))
         devices = [values.device] if work.on_cuda else None  # whose streams wait for the future
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         if work.on_cuda and codec is None:  # NaN goes to all ranks alike: the host need not know
@@ -179,10 +183,9 @@ class DDPState:
                 work.wait_stream()
                 future.set_result(values)
         except Exception as error:
-            future.set_exception(error)
+            self._fail(error, values, future)
 
-    @staticmethod
-    def _finish(work: Work, sent: torch.Tensor, values: torch.Tensor, future: Any) -> None:
+    def _finish(self, work: Work, sent: torch.Tensor, values: torch.Tensor, future: Any) -> None:
         try:
             work.wait()
             if sent is not values:
@@ -190,9 +193,18 @@ class DDPState:
                     sent.record_stream(torch.cuda.current_stream(sent.device))
                 values.copy_(sent)
         except Exception as error:
-            future.set_exception(error)
+            self._fail(error, values, future)
         else:
             future.set_result(values)
+
+    def _fail(self, error: Exception, values: torch.Tensor, future: Any) -> None:
+        self._error = self._error or error
+        future.set_result(values)
+
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
 
 def ddp_hook(
@@ -202,7 +214,7 @@ def ddp_hook(
     """``ddp_model.register_comm_hook(DDPState("onebit"), ddp_hook)``
 
     Every bucket of gradients is averaged over the ranks of the state's comm while backward goes on.
-    Errors come out of backward(): those of an operation as RuntimeError with sotto's text; on a
+    Errors, the operation's own, come out of backward(), whose gradients are not averaged then; on a
     CUDA device without a codec out of the next backward(), since the host does not wait there.
     """
     return state.start(bucket)
