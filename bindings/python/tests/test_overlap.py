@@ -1,12 +1,16 @@
 """Overlaps on plain buffers."""
 
+import contextlib
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from ranks import thread_ranks
 
 import sotto
+from sotto.optim import Optimizer
 from sotto.overlap import Moving, Overlap
 
 f32 = np.float32
@@ -114,6 +118,119 @@ def test_codecs_keep_error_feedback():
             overlap.export_state()
 
     thread_ranks(2, body)
+
+
+KINDS = {
+    "sgd": {"type": "SGD", "params": {"momentum": 0.9}},
+    "adam": {"type": "Adam"},
+    "adamw": {"type": "AdamW"},
+    "lamb": {"type": "Lamb"},
+    "lion": {"type": "Lion"},
+    "onebit_adam": {"type": "OneBitAdam", "params": {"freeze_step": 9}},
+    "onebit_lamb": {"type": "OneBitLamb", "params": {"freeze_step": 9}},
+    "zeroone": {
+        "type": "ZeroOneAdam",
+        "params": {"var_freeze_step": 12, "local_step_scaler": 6, "local_step_clipper": 3},
+    },
+}
+CODECS = ("fp16", "bf16", "int8", "int4", "onebit", "onebit buckets", "topk", "topk two phases")
+BUCKETS = {"granularity": "bucket", "bucket_elements": 8192}
+
+
+def file_of(kind):
+    """An optimizer's, or that of AdamW with a codec."""
+    word, _, rest = kind.partition(" ")
+    section, optimizer = {}, KINDS.get(word, KINDS["adamw"])
+    if word not in KINDS:
+        codec = {"type": word}
+        if word == "topk":
+            codec.update(block=64, k=8, exchange="two_phase" if rest else "gather")
+        elif rest:
+            codec.update(BUCKETS)
+        section["gradient_codec"] = codec
+    elif rest:
+        section.update(BUCKETS)
+    optimizer = {**optimizer, "params": {"lr": 0.01, **optimizer.get("params", {})}}
+    return {"optimizer": optimizer, "sotto": section}
+
+
+@contextlib.contextmanager
+def steps_of(kind, count, comm):
+    """Parameters and gradients, an optimizer of them, and its rounds."""
+    x, g = np.zeros((2, count, 700), f32)
+    json = None if "buckets" in kind else {"first_bucket_bytes": 100, "bucket_bytes": 6000}
+    with (
+        Optimizer(list(zip(x, g, strict=True)), file_of(kind), comm=comm) as optimizer,
+        Overlap.of(optimizer, json) as overlap,
+    ):
+        yield x, g, optimizer, overlap
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "onebit_adam buckets", "onebit_lamb buckets", *CODECS])
+def test_steps_in_any_order(kind):
+    """40 steps, 120 orders of 24 gradients that 8 threads mark at once: 2160 of all kinds."""
+    ranks, count, threads = 3, 24, 8
+
+    def body(comm):
+        random = np.random.default_rng(comm.rank)
+        with (
+            ThreadPoolExecutor(threads) as pool,
+            steps_of(kind, count, comm) as (x, g, plain, _),
+            steps_of(kind, count, comm) as (y, h, optimizer, overlap),
+        ):
+            for step in range(40):
+                values = random.standard_normal(g.shape, f32)
+                g[:] = values
+                plain.step().wait()
+                order = random.permutation(count)
+                work = overlap.begin()
+
+                def mark(k, order=order, values=values):
+                    for i in order[k::threads]:
+                        h[i] = values[i]
+                        overlap.ready([int(i)])
+
+                list(pool.map(mark, range(threads)))
+                overlap.finish()
+                work.wait()
+                assert (x == y).all(), step
+            assert optimizer.export_state("exact") == plain.export_state("exact")
+
+    thread_ranks(ranks, body)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "int8", "topk", "onebit_adam buckets", "onebit_lamb"])
+def test_an_abort_at_any_mark_changes_nothing(kind):
+    """Whether buckets have been averaged, are under way or miss gradients."""
+
+    def body(comm, marks):
+        random = np.random.default_rng(comm.rank)
+        with steps_of(kind, 12, comm) as (x, g, optimizer, overlap):
+
+            def begin(n):
+                g[:] = random.standard_normal(g.shape, f32)
+                work = overlap.begin()
+                for i in reversed(range(12 - n, 12)):
+                    overlap.ready([i])
+                return work
+
+            for _ in range(11):
+                work = begin(12)
+                overlap.finish()
+                work.wait()
+            before, state = x.copy(), optimizer.export_state("exact")
+            comm.barrier().wait()
+            work = begin(marks)
+            if comm.rank == 1:
+                time.sleep(0.02)  # what is marked travels
+                comm.abort("enough")
+            with pytest.raises(sotto.AbortedError, match="enough"):
+                work.wait()
+            assert (x == before).all()
+            assert optimizer.export_state("exact") == state
+
+    for marks in range(12):
+        thread_ranks(2, lambda comm, marks=marks: body(comm, marks))
 
 
 def test_bad_input():
