@@ -12,7 +12,7 @@ import numpy as np
 
 import sotto_library
 from outer_codecs import TopK, payload_bytes
-from outer_settings import Settings, preset
+from outer_settings import PRESETS, Settings, preset
 from outer_toy import CASES, GAMMA, SIZES, Toy, close, same_bits
 
 STEPS = 23  # the last round is a short one: the flush sends it
@@ -81,6 +81,11 @@ MORE = {
     "topk, momentum": lambda w: close(beta=0.1, alpha=0.5, codec={"type": "topk", "block": 4096}),
     "topk, warm": lambda w: sparse(w, {"warmup_steps": 3}, block=32, k=4),
 }
+# Presets that the library is given by name, with the keys of a file: theirs are its own.
+NAMED = {name: {"period": 4} for name in PRESETS}
+NAMED["bmuf"].update(alpha=1.5, beta=0.75)
+NAMED["post_local_sgd"].update(switch_step=5)
+NAMED["streaming_diloco"].update(delay=3, fragments=[[3, 0], [4, 1, 2]])
 # A rank's parameters become NaN in one inner step: it is left out of that average, which has another rank or none.
 POISONED = {
     "topk, NaN": (lambda w: sparse(w, block=32, k=4), 6),
@@ -296,6 +301,9 @@ def main():
     cases = {name: (make, {}) for name, make in {**CASES, **MORE}.items() if name not in WITHOUT}
     cases.update({name: (make, {"poison": step}) for name, (make, step) in POISONED.items()})
     cases.update({name: (make, {"gamma": gamma}) for name, (make, gamma) in RATES.items()})
+    for name, keys in NAMED.items():
+        cases[f"by name: {name}"] = (lambda w, name=name, keys=keys: preset(name, w, **keys),
+                                     {"text": json.dumps({"preset": name, **keys})})
     for name, (make, options) in cases.items():
         if len(sys.argv) > 2 and sys.argv[2] not in name:
             continue
