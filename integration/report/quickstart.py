@@ -72,12 +72,13 @@ def blas_kernels(groups):
 
 
 def hierarchy_headline(summary, extra):
-    """What two levels save, in sentences."""
+    """What two levels save or cost, in sentences."""
     r, flat, one = summary["hierarchy"], summary["onebit_lamb"], summary[extra]
     megabytes = [sum(figures[compare.BETWEEN_HOSTS]) / 1e6 for figures in (flat, one)]
+    saved = r["wall_saved_s"]
     return (f"Between hosts 1-bit LAMB sent {megabytes[0]:.1f} MB in one level and {megabytes[1]:.1f} MB in two (ratio "
-            f"{r['between_hosts']:.2f}); whole runs took {flat['wall_s']:.0f} s and {one['wall_s']:.0f} s: hierarchy saves "
-            f"{r['wall_saved_s']:.0f} s (ratio {r['wall']:.2f}).")
+            f"{r['between_hosts']:.2f}); whole runs took {flat['wall_s']:.0f} s and {one['wall_s']:.0f} s: hierarchy "
+            f"{'saves' if saved >= 0 else 'costs'} {abs(saved):.0f} s (ratio {r['wall']:.2f}).")
 
 
 def share_text(summary, groups):

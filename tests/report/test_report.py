@@ -162,6 +162,8 @@ class OneMore(InFolder):
         self.assertIn(f"hierarchy saves {levels['wall_saved_s']:.0f} s", out)
         for part in ("to ranks of other hosts", "inside hosts", "2 in each of 2 network namespaces", "hierarchy saves"):
             self.assertIn(part, self.page())
+        slow = synthetic.write_run(self.folder, "mine", freeze=90, between=0.125)
+        self.assertIn(f"hierarchy costs {slow['wall_s'] - flat['wall_s']:.0f} s (ratio 0.", self.finish("--hosts", "2", "2")[1])
         synthetic.write_run(self.folder, "mine", freeze=40, between=0)
         code, _, err = self.finish("--hosts", "2", "2")
         self.assertEqual(code, quickstart.EXIT_BAD_INPUT)
