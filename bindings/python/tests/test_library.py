@@ -64,6 +64,35 @@ def test_importing_needs_no_library():
     assert load("/nonexistent/libsotto.so", "import sotto, sotto.optim")[0] == 0
 
 
+UCX_VERSION = (
+    "void ucp_get_version(unsigned* a, unsigned* b, unsigned* c) {{ *a = 1; *b = {}; *c = 1; }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("minor", "said"),
+    [
+        (12, r"UCX 1\.12\.1 at {} cannot be used; 1\.13 or a later 1\.x is needed"),
+        (13, r"UCX 1\.13\.1 at {} lacks ucp_config_read, .*ucp_am_send_nbx"),
+    ],
+)
+def test_a_ucx_that_is_too_old_or_lacks_functions_is_named(tmp_path, minor, said):
+    if "ucx" not in sotto.build_info()["transports"]:
+        pytest.skip("this build has no UCX transport")
+    library = stub(tmp_path, UCX_VERSION.format(minor))
+    settings = (
+        f"import os; os.environ.update(SOTTO_TRANSPORT='ucx', SOTTO_UCX_LIBRARY={str(library)!r})\n"
+    )
+    code, text = load(
+        os.environ["SOTTO_LIBRARY"],
+        settings + "import sotto; sotto.init_process_group(world_size=1)",
+    )
+    assert code == 1
+    assert re.search(
+        "UnsupportedError: sotto_comm_create: " + said.format(re.escape(str(library))), text
+    ), text
+
+
 def test_another_library_is_recognised(tmp_path):
     code, text = load(stub(tmp_path, "int other(void) { return 0; }"))
     assert code == 1
