@@ -268,8 +268,17 @@ def test_averages_of_two_levels():
 
 # ---- new processes -----------------------------------------------------------------------------
 
-KEYS = {"preset": "co2", "period": 4, "delay": 3, "codec": "onebit"}
-LAST, KILLED = 11, 6  # in flight from step 4 on
+KEYS = {
+    "onebit": {"preset": "co2", "period": 4, "delay": 3, "codec": "onebit"},
+    "fragments": {
+        "preset": "streaming_diloco",
+        "period": 6,
+        "delay": 3,
+        "fragments": 3,
+        "codec": {"type": "topk", "block": 64, "k": 8},
+    },
+}
+LAST, KILLED = 13, 6  # in flight from step 4 on; two rounds of both
 
 
 def state_file(name, rank):
@@ -278,7 +287,7 @@ def state_file(name, rank):
 
 def resumed(comm, name, rank):
     net = model()
-    outer = made(net, comm, "adamw", **KEYS)
+    outer = made(net, comm, "adamw", **KEYS[os.environ["OUTER_KEYS"]])
     outer.load_state_dict(torch.load(state_file(name, rank), weights_only=True))
     return net, outer
 
@@ -295,7 +304,7 @@ def dies_behind(comm):
 def rank_saves_and_dies(comm):
     for life in ("whole", "killed"):
         net = model()
-        outer = made(net, comm, "adamw", **KEYS)
+        outer = made(net, comm, "adamw", **KEYS[os.environ["OUTER_KEYS"]])
         for step in range(LAST):
             if life == "killed" and step == KILLED:
                 dies_behind(comm) if comm.rank == 2 else state_file("reached", comm.rank).touch()
@@ -342,8 +351,10 @@ def rank_resumes(comm):
     print("resumed", comm.rank, flush=True)
 
 
-def test_killed_and_resumed_in_new_processes(tmp_path, monkeypatch):
+@pytest.mark.parametrize("keys", KEYS)
+def test_killed_and_resumed_in_new_processes(keys, tmp_path, monkeypatch):
     monkeypatch.setenv("OUTER_STATES", str(tmp_path))
+    monkeypatch.setenv("OUTER_KEYS", keys)
     words = [python_of(), str(HERE / "ranks.py"), str(Path(__file__)), "rank_saves_and_dies"]
     run = subprocess.run(
         [sotto_run(), "-n", "3", "--grace", "100", "--timeout", "200", "--", *words],
