@@ -7,6 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # By the program that is looked for: how it starts more ranks than there are cores, as root too.
 MPI = {"mpiexec.openmpi": ["mpiexec.openmpi", "--allow-run-as-root", "--oversubscribe"], "mpiexec.hydra": ["mpiexec.hydra"]}
+TORCHRUN = ROOT / ".venv/bin/torchrun"
 
 
 def without_launchers():
@@ -33,3 +34,15 @@ def free_job():
                 continue
             return str(job)
     raise AssertionError("no port of a Slurm job is free")
+
+
+def free_port():
+    """A port P such that P + 1 is free too."""
+    while True:
+        with socket.socket() as a, socket.socket() as b:
+            a.bind(("127.0.0.1", 0))
+            try:
+                b.bind(("127.0.0.1", a.getsockname()[1] + 1))
+            except OSError:
+                continue
+            return a.getsockname()[1]

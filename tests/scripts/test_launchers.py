@@ -8,7 +8,6 @@ Stand-ins for mpirun and srun start the processes of a job here, with the variab
 import importlib.util
 import os
 import shutil
-import socket
 import stat
 import subprocess
 import sys
@@ -16,10 +15,9 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from launcher_environment import MPI, ROOT, environment, free_job
+from launcher_environment import MPI, ROOT, TORCHRUN, environment, free_job, free_port
 
 FOLDER = ROOT / "integration/launchers"
-TORCHRUN = ROOT / ".venv/bin/torchrun"
 TIMEOUT_S = 200
 
 # Starts RANKS processes of its last words, with what RANK_NAME and SIZE_NAME say in their environments.
@@ -35,18 +33,6 @@ while words and words[0].startswith("-"):
 processes = [subprocess.Popen(words, env={{**os.environ, "{rank}": str(i), "{size}": "2"}}) for i in range(2)]
 sys.exit(max(p.wait() for p in processes))
 """
-
-
-def free_port():
-    """A port P such that P + 1 is free too."""
-    while True:
-        with socket.socket() as a, socket.socket() as b:
-            a.bind(("127.0.0.1", 0))
-            try:
-                b.bind(("127.0.0.1", a.getsockname()[1] + 1))
-            except OSError:
-                continue
-            return a.getsockname()[1]
 
 
 class Launchers(unittest.TestCase):

@@ -1,4 +1,4 @@
-"""Ranks of MPICH, Open MPI and Slurm find each other with no variable of Sotto's own, and train as under sotto-run.
+"""Ranks of MPICH, Open MPI, Slurm and torchrun find each other with no variable of Sotto's own, and train as under sotto-run.
 
     test_meeting.py SOTTO_RUN SOTTO_C_TRAINER LIBSOTTO
 
@@ -14,9 +14,11 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from launcher_environment import MPI, ROOT, environment, free_job, without_launchers
+from launcher_environment import MPI, TORCHRUN, environment, free_job, free_port, without_launchers
 
 RANKS = 4
+STEPS = 20
+CONFIG = {"optimizer": {"type": "OneBitLamb", "params": {"lr": 0.01, "freeze_step": 10}}}
 TIMEOUT_S = 200
 # Two groups after each other, as a program makes them that starts anew after a failure.
 TWICE = """
@@ -39,14 +41,15 @@ class Meeting(unittest.TestCase):
         cls.addClassCleanup(folder.cleanup)
         cls.folder = Path(folder.name)
         (cls.folder / "text").write_text("".join(f"{i}\n" for i in range(400000)), encoding="ascii")
+        (cls.folder / "config.json").write_text(json.dumps(CONFIG), encoding="ascii")
         done = cls.train([RUN, "-n", str(RANKS), "--"], "expected")
         assert done.returncode == 0, done.stdout
         cls.expected = cls.figures("expected")
 
     @classmethod
     def words(cls, name):
-        return [TRAINER, "--config", str(ROOT / "integration/configs/onebit_lamb.json"), "--data", str(cls.folder / "text"),
-                *"--width 32 --layers 2 --mlp 64 --steps 10 --eval-every 5 --eval-sequences 32 --progress off".split(),
+        return [TRAINER, "--config", str(cls.folder / "config.json"), "--data", str(cls.folder / "text"), "--steps", str(STEPS),
+                *"--width 32 --layers 2 --mlp 64 --eval-every 10 --eval-sequences 32 --progress off".split(),
                 "--log", str(cls.folder / f"{name}.jsonl"), "--summary", str(cls.folder / f"{name}.json")]
 
     @classmethod
@@ -66,7 +69,7 @@ class Meeting(unittest.TestCase):
         name = self.id().rpartition(".")[2]
         done = self.train(start, name, **variables)
         self.assertEqual(done.returncode, 0, done.stdout)
-        self.assertEqual(len(self.expected[0]), 12)
+        self.assertEqual(len(self.expected[0]), STEPS + 2)
         self.assertEqual(self.figures(name), self.expected)
 
     def check_two_groups(self, start):
@@ -120,6 +123,10 @@ class Meeting(unittest.TestCase):
         start = ["mpiexec.hydra", "-n", str(RANKS), "bash", "-c", closed, "bash"]
         port = 20000 + 16 * int(free_job())
         self.check(start, SOTTO_RENDEZVOUS=f"tcp://127.0.0.1:{port}")
+
+    @unittest.skipUnless(TORCHRUN.exists(), f"{TORCHRUN} is not there: integration/setup.sh test installs it")
+    def test_torchrun(self):
+        self.check([str(TORCHRUN), "--nproc-per-node", str(RANKS), "--master-port", str(free_port()), "--no-python", "--"])
 
     def test_slurm(self):
         job = {"SLURM_NTASKS": str(RANKS), "SLURM_JOB_ID": free_job(), "SLURM_STEP_ID": "0", "OPENBLAS_NUM_THREADS": "1"}
