@@ -145,18 +145,20 @@ def test_reset_starts_from_any_state_without_error_feedback(kind, recwarn):
     assert not [w for w in recwarn if "error feedback" in str(w.message)]
 
 
-def test_the_policy_is_for_codecs_too(comm):
-    for checkpoint, form in (("mean", "rank"), ("exact", "exact"), ("reset", "reset")):
+def test_the_policy_is_for_what_belongs_to_one_rank(comm):
+    def form_of(**options):
         net = model()
-        optimizer = st.AdamW(
-            net.parameters(),
-            comm=comm,
-            checkpoint=checkpoint,
-            sotto={"gradient_codec": {"type": "int8"}},
-        )
+        optimizer = st.AdamW(net.parameters(), comm=comm, **options)
         train(net, optimizer, 0, range(2))
-        assert optimizer.state_dict()["sotto"]["form"] == form
+        form = optimizer.state_dict()["sotto"]["form"]
         optimizer.close()
+        return form
+
+    for section in ({"gradient_codec": {"type": "int8"}}, {"outer": {}}):
+        for checkpoint, form in (("mean", "rank"), ("exact", "exact"), ("reset", "reset")):
+            assert form_of(checkpoint=checkpoint, sotto=section) == form
+            assert form_of(sotto={"checkpoint": checkpoint, **section}) == form
+    assert form_of(sotto={"checkpoint": "exact"}) == form_of(checkpoint="exact") == "rank"
     with pytest.raises(sotto.InvalidArgumentError, match="checkpoint is 'never'; allowed: exact"):
         st.AdamW(model().parameters(), comm=comm, checkpoint="never")
 

@@ -50,7 +50,7 @@ class Saving:
 
     @property
     def _exact(self) -> bool:
-        return getattr(self.optimizer, "_section", {}).get("checkpoint") == "exact"
+        return getattr(self.optimizer, "_policy", None) == "exact"
 
     def _check_tag(self, tag: str) -> None:
         """Errors: InvalidArgumentError on every rank, if tags differ."""

@@ -55,7 +55,7 @@ class SottoOptimizer(Groups):
                        None beside torch's GradScaler, which works for float32 gradients: a step
                        that overflows on any rank is left out on all (collective, host waits)
     checkpoint:        what load_state_dict() does with the error feedback of a state_dict() (1-bit
-                       types, gradient_codec). "mean": the rank that made it uses it, where there
+                       types, gradient_codec, outer). "mean": the rank that made it uses it, where there
                        are as many ranks again; on others it starts at zero, with a warning;
                        "exact": every rank has to save and load its own, else an error; "reset": it
                        starts at zero
@@ -477,8 +477,7 @@ class SottoOptimizer(Groups):
         if self._optim is not None:
             if self._gradients is not None:
                 self._gradients.follow(self._optim)
-            policy = self._section.get("checkpoint", "mean")
-            state["sotto"].update(states.own_state(self, self._optim, policy))
+            state["sotto"].update(states.own_state(self, self._optim, self._policy))
         return state
 
     def gather_state(self, mode: str = "mean") -> dict[str, Any]:
@@ -499,9 +498,8 @@ class SottoOptimizer(Groups):
         if self._optim is not None:
             if self._gradients is not None:
                 self._gradients.follow(self._optim)
-            policy = self._section.get("checkpoint", "mean")
             if mode == "mean":
-                made = states.mean_state(self, self._optim, policy)
+                made = states.mean_state(self, self._optim, self._policy)
             else:
                 made = states.whole_state(self, self._optim)
             state["sotto"].update(made)

@@ -48,20 +48,30 @@ class Groups(Parameters):
         return self._kind in ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
 
     def _section_of(self, mode: str, checkpoint: str, more: Mapping[str, Any]) -> dict[str, Any]:
-        """ "sotto" of the configuration, with the arguments that act there.
+        """ "sotto" of the configuration, with the arguments that act there and are not the default.
 
-        Errors: InvalidArgumentError (an argument that does not, and is none of the words).
+        Errors: InvalidArgumentError (an argument is none of the words).
         """
         section: dict[str, Any] = {}
-        for key, value, words, acts in (
-            ("mode", mode, ("strict", "compat"), self._compresses),
-            ("checkpoint", checkpoint, POLICIES, self._compresses or "gradient_codec" in more),
+        for key, value, default, words, acts in (
+            ("mode", mode, "strict", ("strict", "compat"), self._compresses),
+            ("checkpoint", checkpoint, "mean", POLICIES, self._ranks_differ(more)),
         ):
-            if acts:
-                section[key] = value
-            elif value not in words:
+            if value not in words:
                 raise InvalidArgumentError(f"{key} is {value!r}; allowed: {', '.join(words)}")
+            if acts and value != default:
+                section[key] = value
         return {**section, **more}
+
+    def _ranks_differ(self, section: Mapping[str, Any]) -> bool:
+        """Whether states have what belongs to one rank, which "checkpoint" is about."""
+        return self._compresses or not section.keys().isdisjoint(("gradient_codec", "outer"))
+
+    @property
+    def _policy(self) -> str:
+        """The "checkpoint" of states."""
+        acts = self._ranks_differ(self._section)
+        return str(self._section.get("checkpoint", "mean")) if acts else "mean"
 
     def _check_config(self) -> dict[str, Any]:
         """The report on the configuration: wrong values are told now, not at the first step."""

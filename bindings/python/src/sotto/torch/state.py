@@ -156,7 +156,7 @@ def load(optimizer: SottoOptimizer, optim: plain.Optimizer, saved: Mapping[str, 
     if form == "moments":
         moments.load(optimizer, optim, saved)
         return
-    reset = optimizer._section.get("checkpoint") == "reset"
+    reset = optimizer._policy == "reset"
     if form in ("mean", "exact", "reset"):
         optim.import_state(bytes_of(saved["blob"]), "common" if reset else LOADED[form])
         return
