@@ -211,6 +211,37 @@ def test_states_of_other_ranks():
     thread_ranks(3, load)
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"preset": "co2", "period": 1},
+        {"preset": "eager_diloco", "period": 1, "codec": "onebit"},
+        {"preset": "sparse_loco", "period": 1},
+        {"preset": "streaming_diloco", "period": 3, "delay": 1, "fragments": 3, "codec": "int4"},
+    ],
+    ids=lambda keys: keys["preset"],
+)
+def test_memory_is_flat_over_2000_rounds(keys):
+    def body(comm):
+        tensors = [np.zeros(3000, f32) for _ in range(3)]
+        with Outer(tensors, keys, comm=comm) as outer:
+
+            def until(rounds):
+                while outer.info().round < rounds:
+                    for x in tensors:
+                        x += f32(0.01 * comm.rank)
+                    outer.step().wait()
+                comm.barrier().wait()
+                return outer.info().state_bytes, resident_kb()
+
+            held, resident = until(100)
+            still_held, still_resident = until(2100)
+            assert still_held == held
+            assert still_resident - resident < 500
+
+    thread_ranks(2, body)
+
+
 def test_bad_input():
     with sotto.create_comm(rank=0, world_size=1) as comm:
         x = np.zeros(4, f32)
