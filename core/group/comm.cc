@@ -146,8 +146,9 @@ Result<std::shared_ptr<PreparedPlan>> Comm::prepare(std::span<Call> calls) {
     call.request.segment_bytes = segment_bytes();
     call.request.held = held_windows();
     call.request.native = native();
-    const bool own_exchange = call.service && call.request.kind == OpKind::kAllGather;
-    call.request.levels = (own_exchange ? levels_.exchanges : levels_.collectives).of_sums();
+    const bool has_values = call.request.kind != OpKind::kBarrier &&
+                            !(call.service && call.request.kind == OpKind::kAllGather);
+    call.request.levels = (has_values ? levels_.collectives : levels_.exchanges).of_sums();
   }
   const auto asks_for = [](const CollectiveRequest& request, const Call& call) {
     return request == call.request;

@@ -22,8 +22,9 @@
 //    payload moves between them only if they agree, PROTOCOL otherwise.
 //  - barrier: dissemination, ceil(log2 W) rounds of empty messages.
 //
-// With several levels (CollectiveRequest::levels) all_reduce, reduce_scatter, all_gather, broadcast
-// and reduce are compositions of these inside hosts and between them: plan/two_level.h.
+// With several levels (CollectiveRequest::levels) all_reduce, reduce_scatter, all_gather,
+// broadcast, reduce and barrier are compositions of these inside hosts and between them:
+// plan/two_level.h.
 #pragma once
 
 #include <cstdint>

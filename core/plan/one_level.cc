@@ -270,20 +270,6 @@ void emit_point_to_point(Section& s) {
   }
 }
 
-void emit_barrier(PlanBuilder& b, const CollectiveRequest& request) {
-  const uint32_t nothing = b.scratch(0);
-  uint32_t round = b.next_round();
-  uint32_t last_receive = kNoStep;
-  for (int32_t step = 1; step < request.size; step *= 2, ++round) {
-    const uint32_t send = b.steps();
-    b.send((request.rank + step) % request.size, {nothing, 0, 0}, round, MessageClass::kMetadata);
-    if (last_receive != kNoStep) b.order(send, last_receive);
-    last_receive = b.steps();
-    b.recv((request.rank - step + request.size) % request.size, {nothing, 0, 0}, round,
-           MessageClass::kMetadata);
-  }
-}
-
 FlatLayout layout_of(const CollectiveRequest& r, const std::vector<uint32_t>& tensors) {
   const auto ranks = static_cast<uint32_t>(r.size);
   if (r.kind == OpKind::kAllGatherParts)
@@ -323,10 +309,23 @@ Status emit_section(Section& s, const std::vector<uint32_t>& tensors) {
 
 }  // namespace
 
+void emit_barrier(PlanBuilder& b, int32_t rank, int32_t size, std::vector<uint32_t>& received) {
+  const uint32_t nothing = b.scratch(0);
+  uint32_t round = b.next_round();
+  for (int32_t step = 1; step < size; step *= 2, ++round) {
+    const uint32_t send = b.steps();
+    b.send((rank + step) % size, {nothing, 0, 0}, round, MessageClass::kMetadata);
+    for (const uint32_t earlier : received) b.order(send, earlier);
+    received.push_back(b.steps());
+    b.recv((rank - step + size) % size, {nothing, 0, 0}, round, MessageClass::kMetadata);
+  }
+}
+
 Status emit_one_level(PlanBuilder& b, const CollectiveRequest& request,
                       const CollectiveSlots& slots) {
   if (request.kind == OpKind::kBarrier) {
-    emit_barrier(b, request);
+    std::vector<uint32_t> received;
+    emit_barrier(b, request.rank, request.size, received);
     return ok_status();
   }
   std::map<Dtype, std::vector<uint32_t>> by_dtype;

@@ -98,6 +98,17 @@ class TwoLevels {
     });
   }
 
+  Status barrier() {
+    std::vector<uint32_t> received;
+    const auto emit = [&](int32_t rank, int32_t size) {
+      emit_barrier(b_, rank, size, received);
+      return ok_status();
+    };
+    SOTTO_TRY(inside(emit));
+    const RankGroup alike = of_number(static_cast<size_t>(local_of(r_.rank)));
+    return b_.within({&alike, 1}, r_.rank, emit);
+  }
+
  private:
   // ---- ranks ----
 
@@ -108,11 +119,16 @@ class TwoLevels {
   int32_t local_of(int32_t rank) const { return levels_.local_of[static_cast<size_t>(rank)]; }
   size_t tensors() const { return r_.counts.size(); }
 
-  // The root of the collective, and of other hosts the rank that it sends to or receives from.
-  RankGroup one_of_each_host() const {
-    const auto local = static_cast<size_t>(sharded() ? local_of(r_.root) : 0);
+  // The ranks with this number in their hosts.
+  RankGroup of_number(size_t local) const {
     RankGroup group;
     for (const RankGroup& host : levels_.hosts) group.push_back(host[local]);
+    return group;
+  }
+
+  // The root of the collective, and of other hosts the rank that it sends to or receives from.
+  RankGroup one_of_each_host() const {
+    RankGroup group = of_number(static_cast<size_t>(sharded() ? local_of(r_.root) : 0));
     group[static_cast<size_t>(host_of(r_.root))] = r_.root;
     return group;
   }
@@ -349,7 +365,8 @@ class TwoLevels {
 bool on_two_levels(const CollectiveRequest& r) {
   if (r.levels == nullptr || !r.levels->several()) return false;
   return r.kind == OpKind::kAllReduce || r.kind == OpKind::kReduceScatter ||
-         r.kind == OpKind::kAllGather || r.kind == OpKind::kBroadcast || r.kind == OpKind::kReduce;
+         r.kind == OpKind::kAllGather || r.kind == OpKind::kBroadcast ||
+         r.kind == OpKind::kReduce || r.kind == OpKind::kBarrier;
 }
 
 Status emit_two_level(PlanBuilder& b, const CollectiveRequest& r, const CollectiveSlots& slots) {
@@ -360,6 +377,7 @@ Status emit_two_level(PlanBuilder& b, const CollectiveRequest& r, const Collecti
     case OpKind::kAllGather: return levels.all_gather();
     case OpKind::kBroadcast: return levels.broadcast();
     case OpKind::kReduce: return levels.reduce();
+    case OpKind::kBarrier: return levels.barrier();
     default: return error(Code::kInternal, "a kind of one level");
   }
 }

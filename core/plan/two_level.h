@@ -16,6 +16,7 @@
 //  - broadcast: the root to one rank of every other host, each of these inside its host.
 //  - reduce: the same back. Those ranks are the root's column (sharded) or the first of their hosts
 //    (leader).
+//  - barrier: inside the host, then among the ranks with one number in their hosts.
 //
 // Reductions run inside hosts in rank order, and then in the order of hosts. Each level rounds to
 // the type, and divides for a mean: sums of 16-bit floats are of as many ranks as a level has. A

@@ -2,8 +2,12 @@
 // evenly.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <numeric>
+#include <thread>
+#include <vector>
 
 #include "tests/support/core_ranks.h"
 
@@ -178,6 +182,25 @@ TEST_P(Collectives, BarrierAndSplit) {
         return error(Code::kInternal, "split order is wrong at {}", r);
     }
     return comm->barrier();
+  });
+  EXPECT_TRUE(status.ok()) << status.text();
+}
+
+// Each rank in turn comes last, long behind the others.
+TEST_P(Collectives, NobodyLeavesABarrierBeforeTheLastHasCome) {
+  std::vector<std::atomic<int32_t>> entered(static_cast<size_t>(std::get<1>(GetParam())));
+  const Status status = run_world(world(), [&](const std::shared_ptr<Comm>& comm) -> Status {
+    for (int32_t last = 0; last < comm->size(); ++last) {
+      if (comm->rank() == last) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      ++entered[static_cast<size_t>(last)];
+      SOTTO_TRY(comm->barrier());
+      const int32_t found = entered[static_cast<size_t>(last)];
+      if (found != comm->size()) {
+        return error(Code::kInternal, "rank {} leaves with {} of {} ranks inside, rank {} is late",
+                     comm->rank(), found, comm->size(), last);
+      }
+    }
+    return ok_status();
   });
   EXPECT_TRUE(status.ok()) << status.text();
 }

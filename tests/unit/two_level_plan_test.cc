@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <functional>
 #include <set>
 
@@ -206,9 +207,66 @@ TEST(TwoLevelPlan, OneHostAndHostsOfOneRankHaveThePlainPlan) {
 
 TEST(TwoLevelPlan, OtherKindsHaveOneLevel) {
   const Levels levels = *make_levels(Hierarchy::kSharded, kHosts[0]);
-  for (const OpKind kind : {OpKind::kGather, OpKind::kScatter, OpKind::kAllToAll, OpKind::kBarrier})
+  for (const OpKind kind : {OpKind::kGather, OpKind::kScatter, OpKind::kAllToAll})
     expect_equal(plans_of(4, request_of(kind, {5000}, &levels)),
                  plans_of(4, request_of(kind, {5000}, nullptr)));
+}
+
+// How many ranks have a step that the rank's plan ends behind, by the order of plans and by
+// messages.
+size_t ranks_before_the_end(const std::vector<LogicalPlan>& plans, int32_t rank) {
+  std::set<std::pair<int32_t, uint32_t>> found;
+  std::vector<std::pair<int32_t, uint32_t>> open;
+  const auto add = [&](int32_t r, uint32_t step) {
+    if (found.emplace(r, step).second) open.emplace_back(r, step);
+  };
+  for (uint32_t i = 0; i < plans[static_cast<size_t>(rank)].steps.size(); ++i) add(rank, i);
+  while (!open.empty()) {
+    const auto [r, i] = open.back();
+    open.pop_back();
+    const Step& step = plans[static_cast<size_t>(r)].steps[i];
+    for (const uint32_t before : step.after) add(r, before);
+    if (!is_receive(step)) continue;
+    const MessageStep& m = *step.message();
+    const std::vector<Step>& theirs = plans[static_cast<size_t>(m.peer)].steps;
+    for (uint32_t k = 0; k < theirs.size(); ++k) {
+      const MessageStep* const s = theirs[k].message();
+      if (is_send(theirs[k]) && s->peer == r && s->round == m.round) add(m.peer, k);
+    }
+  }
+  std::set<int32_t> ranks;
+  for (const auto& [r, step] : found) ranks.insert(r);
+  return ranks.size();
+}
+
+TEST(OneLevelPlan, ABarrierWaitsForAll) {
+  for (const int32_t ranks : {2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 23}) {
+    const auto plans = plans_of(ranks, request_of(OpKind::kBarrier, {}, nullptr));
+    for (int32_t rank = 0; rank < ranks; ++rank)
+      EXPECT_EQ(ranks_before_the_end(plans, rank), static_cast<size_t>(ranks)) << "rank " << rank;
+  }
+}
+
+TEST(TwoLevelPlan, ABarrierWaitsForAllAndUsesLinkedPairsAlone) {
+  for (const Hosts& hosts : kHosts) {
+    for (const Hierarchy hierarchy : kTwoLevels) {
+      const Levels levels = *make_levels(hierarchy, hosts);
+      const auto plans = plans_of(levels.ranks(), request_of(OpKind::kBarrier, {}, &levels));
+      expect_matched(plans);
+      std::vector<uint32_t> sent(hosts.size());
+      each_send(plans, [&](int32_t from, const MessageStep& m) {
+        EXPECT_TRUE(levels.linked(from, m.peer)) << from << " to " << m.peer;
+        EXPECT_EQ(m.data.bytes, 0u);
+        ++sent[static_cast<size_t>(from)];
+      });
+      for (const uint32_t messages : sent) {
+        EXPECT_EQ(messages, static_cast<uint32_t>(std::bit_width(levels.per_host() - 1) +
+                                                  std::bit_width(levels.host_count() - 1)));
+      }
+      for (int32_t rank = 0; rank < levels.ranks(); ++rank)
+        EXPECT_EQ(ranks_before_the_end(plans, rank), hosts.size()) << "rank " << rank;
+    }
+  }
 }
 
 // The average of optimizers. With messages of 8 KiB and as large windows, of two hosts of two ranks
