@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from ranks import run_ranks, sotto_run, thread_ranks
+from ranks import resident_kb, run_ranks, sotto_run, thread_ranks
 
 import sotto
 from sotto.outer import CONSUMED, HELD, LAUNCHED, MEASURING, WAITED, Outer, OuterParam
