@@ -356,10 +356,16 @@ def test_accumulated_gradients():
 def test_gradients_that_do_not_fit_are_refused():
     params = {"a": jnp.ones(3), "b": {"c": jnp.ones((2, 2))}}
     with alone() as comm:
-        with pytest.raises(sotto.InvalidArgumentError, match='leaf "a", is of dtype int32'):
-            sotto.jax.Optimizer({"a": jnp.arange(3)}, kind="Adam", comm=comm)
+        for leaf in (jnp.arange(3), jnp.zeros(3, bool), jnp.zeros(3, jnp.complex64)):
+            text = f'leaf "a", is of dtype {leaf.dtype}; allowed: float32, bfloat16, float16$'
+            with pytest.raises(sotto.InvalidArgumentError, match=text):
+                sotto.jax.Optimizer({"a": leaf}, kind="Adam", comm=comm)
         with sotto.jax.Optimizer(params, kind="Adam", comm=comm) as optimizer:
             for grads, text in (
+                (
+                    {"a": jnp.ones(3, jnp.complex64), "b": {"c": jnp.ones((2, 2))}},
+                    'grads, leaf "a", is of dtype complex64; allowed: float32, bfloat16, float16$',
+                ),
                 ({"a": params["a"]}, "to be alike"),
                 ({"a": jnp.ones(3), "b": {"c": jnp.ones(4)}}, r'"b.c", has shape \(4,\)'),
                 ({"a": jnp.ones(3, jnp.int32), "b": {"c": jnp.ones((2, 2))}}, "grads"),

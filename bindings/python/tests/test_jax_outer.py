@@ -538,6 +538,7 @@ def test_bad_settings():
     with sotto.create_comm(world_size=1) as comm:
         for params, keys, text in (
             ({"a": jnp.arange(3)}, {}, 'leaf "a", is of dtype int32; allowed: float32'),
+            ({"a": jnp.zeros(3, bool)}, {}, 'leaf "a", is of dtype bool; allowed: float32, bf'),
             ({"a": jnp.ones(3), "b": [1.0]}, {}, 'leaf "b.0", is of type float'),
             ({}, {}, "n is 0"),
             (start(), {"period": 0}, "period: found 0"),

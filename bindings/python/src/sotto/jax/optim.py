@@ -35,11 +35,11 @@ class Optimizer:
         group: Callable[[str], int] | None = None,
         **hyper: Any,
     ) -> None:
-        self._tree: Tree = tree_of(params, "params")
+        self._tree: Tree = tree_of(params, "params", trained=True)
         self._masters, self._copies = [], []
         registered = []
         for leaf, name in zip(self._tree.leaves, self._tree.names):
-            copy = Room(leaf).fill(leaf) if has_master(leaf, name) else None
+            copy = Room(leaf).fill(leaf) if has_master(leaf) else None
             master = Room(leaf, dtype="float32").fill(leaf)
             self._masters.append(master)
             self._copies.append(copy)
@@ -99,7 +99,7 @@ class Optimizer:
         return self.params
 
     def _take(self, grads: Any) -> None:
-        tree = tree_of(grads, "grads")
+        tree = tree_of(grads, "grads", trained=True)
         tree.check_structure("grads", self._tree)
         for leaf, name, room in zip(tree.leaves, tree.names, self._masters):
             if leaf.shape != room.shape:

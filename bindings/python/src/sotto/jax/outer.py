@@ -89,13 +89,13 @@ class Outer:
         hierarchy: str = "flat",
         **keys: Any,
     ) -> None:
-        tree = tree_of(params, "params")
+        tree = tree_of(params, "params", trained=True)
         self._like, self._masters, self._copies = [], [], []
         registered = []
         for leaf, name in zip(tree.leaves, tree.names):
             device = device_of(leaf, leaf_of("params", name))
             self._like.append((leaf.shape, leaf.dtype, {device}))
-            copy = Room(leaf).fill(leaf) if has_master(leaf, name) else None
+            copy = Room(leaf).fill(leaf) if has_master(leaf) else None
             master = Room(leaf, dtype="float32").fill(leaf)
             self._masters.append(master)
             self._copies.append(copy)
@@ -118,7 +118,7 @@ class Outer:
 
     def _checked(self, params: Any) -> Tree:
         """Errors: InvalidArgumentError (another tree, or a leaf unlike the one of before)."""
-        tree = tree_of(params, "params")
+        tree = tree_of(params, "params", trained=True)
         tree.check_structure("params", self._tree)
         for leaf, name, like in zip(tree.leaves, tree.names, self._like):
             found = leaf.shape, leaf.dtype, leaf.devices()

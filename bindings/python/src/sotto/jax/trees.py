@@ -15,6 +15,7 @@ from .._view import dtype_code
 from ..errors import InvalidArgumentError
 
 LOW_PRECISION = ("bfloat16", "float16")  # what has a float32 master where it is trained
+TRAINED = ("float32", *LOW_PRECISION)
 WIDE = ("float64", "int64", "uint64")  # what JAX makes half as wide unless it is told not to
 ALIGNMENT = 64  # bytes; JAX takes over host memory that is aligned so, and copies other
 
@@ -39,8 +40,10 @@ class Tree(NamedTuple):
             )
 
 
-def tree_of(tree: Any, what: str, kinds: tuple[type, ...] = (jax.Array,)) -> Tree:
-    """A tree in pieces.
+def tree_of(
+    tree: Any, what: str, kinds: tuple[type, ...] = (jax.Array,), *, trained: bool = False
+) -> Tree:
+    """A tree in pieces. trained: it is one of parameters or gradients.
 
     Errors, which name the leaf: InvalidArgumentError (no array, traced, deleted), UnsupportedError
     (dtype, sharded).
@@ -48,11 +51,11 @@ def tree_of(tree: Any, what: str, kinds: tuple[type, ...] = (jax.Array,)) -> Tre
     found, structure = jax.tree_util.tree_flatten_with_path(tree)
     names = [".".join(map(_step, path)) for path, _ in found]
     for name, (_, leaf) in zip(names, found):
-        _check_leaf(leaf, kinds, leaf_of(what, name))
+        _check_leaf(leaf, kinds, leaf_of(what, name), trained)
     return Tree([leaf for _, leaf in found], names, structure)
 
 
-def _check_leaf(leaf: Any, kinds: tuple[type, ...], at: str) -> None:
+def _check_leaf(leaf: Any, kinds: tuple[type, ...], at: str, trained: bool) -> None:
     if not isinstance(leaf, kinds):
         raise InvalidArgumentError(
             f"{at} is of type {type(leaf).__qualname__}; allowed: arrays of JAX and trees of them "
@@ -62,7 +65,10 @@ def _check_leaf(leaf: Any, kinds: tuple[type, ...], at: str) -> None:
     if isinstance(leaf, jax.Array):
         check_values(leaf, at)
         device_of(leaf, at)
-    dtype_code(name_of(array.dtype), at)
+    if not trained:
+        dtype_code(name_of(array.dtype), at)
+    elif name_of(array.dtype) not in TRAINED:
+        raise InvalidArgumentError(f"{at} is of dtype {array.dtype}; allowed: {', '.join(TRAINED)}")
 
 
 def _step(key: Any) -> str:
@@ -78,15 +84,9 @@ def leaf_of(what: str, name: str) -> str:
     return f'{what}, leaf "{name}",' if name else what
 
 
-def has_master(leaf: Any, name: str) -> bool:
-    """Whether a parameter has a float32 master beside it. Errors: InvalidArgumentError (dtype)."""
-    low = name_of(leaf.dtype) in LOW_PRECISION
-    if not low and name_of(leaf.dtype) != "float32":
-        raise InvalidArgumentError(
-            f"{leaf_of('params', name)} is of dtype {leaf.dtype}; allowed: float32, "
-            f"{', '.join(LOW_PRECISION)}"
-        )
-    return low
+def has_master(leaf: Any) -> bool:
+    """Whether a parameter has a float32 master beside it."""
+    return name_of(leaf.dtype) in LOW_PRECISION
 
 
 def keeping(dtype: Any) -> AbstractContextManager[Any]:
