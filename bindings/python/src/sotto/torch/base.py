@@ -55,8 +55,8 @@ class SottoOptimizer(Groups):
                        None beside torch's GradScaler, which works for float32 gradients: a step
                        that overflows on any rank is left out on all (collective, host waits)
     checkpoint:        what load_state_dict() does with the error feedback of a state_dict() (1-bit
-                       types, gradient_codec, outer). "mean": the rank that made it uses it, where there
-                       are as many ranks again; on others it starts at zero, with a warning;
+                       types, gradient_codec, outer). "mean": the rank that made it uses it, where
+                       there are as many ranks again; on others it starts at zero, with a warning;
                        "exact": every rank has to save and load its own, else an error; "reset": it
                        starts at zero
     sotto:             more keys of the section "sotto" of the configuration, as a dict
