@@ -5,6 +5,7 @@ from .logs import NUMBERS, PER_RANK, ReportError
 # The clock's parts must add up to it within this share, and what processes that take turns may lose.
 CLOCK_TOLERANCE, CLOCK_SLACK_S = 0.02, 0.05
 BETWEEN_HOSTS = "payload_bytes_between_hosts"
+NEAR = 1.03  # a loss that is nearly the baseline's: of its last evaluation
 
 
 def first_at_or_below(evaluations, loss):
@@ -28,6 +29,22 @@ def ratios(baseline, compressed):
         "val_loss": comp["val_loss"] / base["val_loss"],
         "volume_vs_fp32": volume,
         "volume_vs_16bit": volume / 2,
+    }
+
+
+def at_equal_time(baseline, other):
+    """What the baseline had reached when the other run ended, and who came near the baseline's last loss when."""
+    last = other.evaluations[-1]
+    before = [e for e in baseline.evaluations if e.clock_s <= last.clock_s] or baseline.evaluations[:1]
+    near = NEAR * baseline.evaluations[-1].loss
+    own = first_at_or_below(other.evaluations, near)
+    clock_s = own.clock_s if own else last.clock_s
+    return {
+        "baseline_loss_at_equal_time": before[-1].loss,
+        "loss_at_equal_time": last.loss / before[-1].loss,
+        "near_loss_s": clock_s,
+        "near_loss_reached": own is not None,
+        "time_to_near_loss": first_at_or_below(baseline.evaluations, near).clock_s / clock_s,
     }
 
 
@@ -85,7 +102,7 @@ def compare(runs, extra=None, levels=False):
         figures[extra] = figures_of(runs[2], ("skipped_steps", *more))
     figures["ratios"] = ratios(baseline, compressed)
     if extra:
-        figures[ratios_key(extra)] = ratios(baseline, runs[2])
+        figures[ratios_key(extra)] = {**ratios(baseline, runs[2]), **at_equal_time(baseline, runs[2])}
     if levels:
         figures["hierarchy"] = hierarchy(compressed, runs[2])
     return figures

@@ -43,12 +43,21 @@ def read_runs(folder, seeds, names):
 
 
 def extra_headline(summary, extra):
-    """How the additional run compares with LAMB, in a sentence of its own."""
+    """How the additional run compares with LAMB, in sentences of its own: also at equal time, where seldom averages pay."""
     r, one = summary[compare.ratios_key(extra)], summary[extra]
     reached = f"; LAMB needed {r['time_to_same_loss']:.2f} times as long to reach its last evaluation loss"
     return (f"{extra}: {one['wall_s']:.0f} s (LAMB / {extra} {r['wall']:.2f}), held-out loss {one['val_loss']:.3f} nats "
             f"({percent(r['val_loss'])} against LAMB), {r['volume_vs_fp32']:.1f} times fewer bytes than 32-bit gradients"
-            f"{reached if r['same_loss_reached'] else ''}.")
+            f"{reached if r['same_loss_reached'] else ''}. When it ended, its last evaluation loss was "
+            f"{r['loss_at_equal_time'] * r['baseline_loss_at_equal_time']:.3f} and LAMB's {r['baseline_loss_at_equal_time']:.3f} nats "
+            f"({percent(r['loss_at_equal_time'])} at equal time). {near_text(r)}")
+
+
+def near_text(r):
+    near = f"within {100 * compare.NEAR - 100:.0f} % of LAMB's last evaluation loss"
+    if not r["near_loss_reached"]:
+        return f"It did not come {near}."
+    return f"It came {near} after {r['near_loss_s']:.0f} s; LAMB needed {r['time_to_near_loss']:.2f} times as long."
 
 
 def headline(summary):
@@ -179,6 +188,8 @@ def method(arguments, groups):
             "held-out data, once at the end.",
             "Time to the same loss: the clock of LAMB's first evaluation at or below the last one of the run that it is "
             "compared with, divided by the whole clock of that run.",
+            "At equal time: LAMB's last evaluation at or before the clock of the other run's last one. Near LAMB's loss: the first "
+            "evaluation at or below its last one times 1.03, of both runs.",
             "Compute, kernels and waiting are means over the ranks and add up to the clock. The ranks share this machine's "
             "cores, so compute is slower than on a machine of their own.",
             "Bytes are counted at the transport and compared with the plan's prediction. The comparison with 32 bits is "

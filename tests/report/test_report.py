@@ -148,6 +148,32 @@ class OneMore(InFolder):
         self.assertEqual(len(re.findall("<svg", text)), 4)
         self.assertNotIn("left out by loss scaling", text)
 
+    def test_equal_time_and_nearly_the_same_loss(self):
+        # 90 ms a step against 18.5 ms behind 40 steps of 90: evaluations every 40 steps.
+        base = synthetic.write_run(self.folder, "lamb", steps=4000, floor=1.2)
+        synthetic.write_run(self.folder, "onebit_lamb", steps=4000, floor=1.2)
+        for floor, is_near in ((1.22, True), (2.0, False)):
+            synthetic.write_run(self.folder, "mine", steps=4000, freeze=40, floor=floor)
+            code, out, err = self.finish()
+            self.assertEqual(code, 0, err)
+            r = self.summary()["ratios_mine"]
+            end = 40 * 0.09 + 3960 * 0.0185
+            then = synthetic.loss_at(max(s for s in range(40, 4001, 40) if s * 0.09 <= end), 1.2)
+            self.assertAlmostEqual(r["baseline_loss_at_equal_time"], then, places=6)
+            self.assertAlmostEqual(r["loss_at_equal_time"], synthetic.loss_at(4000, floor) / then, places=6)
+            self.assertEqual(r["near_loss_reached"], is_near)
+            self.assertIn(f"LAMB's {then:.3f} nats", out)
+            near = 1.03 * synthetic.loss_at(4000, 1.2)
+            theirs = next(s for s in range(40, 4001, 40) if synthetic.loss_at(s, 1.2) <= near) * 0.09
+            if is_near:
+                own = next(s for s in range(40, 4001, 40) if synthetic.loss_at(s, floor) <= near)
+                clock = 40 * 0.09 + (own - 40) * 0.0185
+                self.assertAlmostEqual(r["time_to_near_loss"], theirs / clock, places=6)
+                self.assertIn(f"It came within 3 % of LAMB's last evaluation loss after {clock:.0f} s", out)
+            else:
+                self.assertLess(r["time_to_near_loss"], base["wall_s"] / end)
+                self.assertIn("It did not come within 3 % of LAMB's last evaluation loss.", out)
+
     def test_two_levels(self):
         flat = synthetic.write_run(self.folder, "onebit_lamb", freeze=80, between=0.5)
         one = synthetic.write_run(self.folder, "mine", freeze=40, between=0.125)
