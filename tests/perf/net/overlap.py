@@ -21,6 +21,7 @@ import lab as labs  # noqa: E402
 import measure  # noqa: E402
 import sides  # noqa: E402
 
+CODECS = ("none", "onebit", "int4", "int8", "bf16", "fp16", "topk")
 MEGA = 1e6
 SLOWER, EXPOSED, SPREAD = 1.03, 0.02, 0.02  # row 21: steps against steps alone, exposed share of the time, spread of the ratio
 OF_AVERAGE = 0.10  # row 22: exposed share of the time of averages; and exposed time at half of the delay against the formula
@@ -79,7 +80,7 @@ def parse(arguments):
     parser.add_argument("--rate", type=labs.a_rate, default="100mbit", help="of every link, both directions (default: 100mbit)")
     parser.add_argument("--ranks", type=command_line.at_least(2), default=4, help="(default: 4)")
     parser.add_argument("--n", type=command_line.at_least(1), default=25_000_000, help="parameters (default: 25000000)")
-    parser.add_argument("--codec", choices=("none", "onebit", "int4", "int8", "bf16"), default="none", help="(default: none, float32)")
+    parser.add_argument("--codec", choices=CODECS, default="none", help="(default: none, float32)")
     parser.add_argument("--preset", default="co2", help="of outer steps, with a delay (default: co2)")
     parser.add_argument("--delay", type=command_line.at_least(2), default=8, help="tau_min in inner steps (default: 8)")
     parser.add_argument("--compute", choices=("arithmetic", "sleep"), help="(default: arithmetic with a core per rank, else sleep)")

@@ -118,6 +118,10 @@ class Options(unittest.TestCase):
         self.assertEqual(found["config"], {"preset": "co2", "period": 6})
         self.assertEqual((found["rates"], found["efficiency"]), ({"fp32": 1}, 1))
 
+    def test_every_codec_of_the_library(self):
+        for codec in ("onebit", "int4", "int8", "bf16", "fp16", "topk"):
+            self.assertEqual(overlap.configuration(self.parse("--codec", codec), 3)["codec"], codec)
+
     def test_refused(self):
         for words, text in ((("--rate", "none"), "there is nothing to hide"), (("--rate", "fast"), "'fast' is no rate"),
                             (("--delay", "1"), "'1' is not a whole number from 2"), (("--ranks", "1"), "'1' is not a whole number from 2"),
