@@ -1,4 +1,4 @@
-"""Holds the direction of includes between the rooms of the tree.
+"""Holds the direction of includes between the folders of the tree.
 
 Inside core: base <- kernels <- iface <- wire, cpu <- plan <- engine <- group <- codec <- optim <- overlap <- outer <- state, predict; config sees base alone,
 and codec and what is above it see config.
@@ -21,16 +21,16 @@ _TIERS = [("base",), ("kernels",), ("iface",), ("wire", "cpu"), ("plan",), ("eng
 
 
 def _core_rules():
-    """For each room of core the rooms that it may include, itself among them."""
+    """For each folder of core the folders that it may include, itself among them."""
     rules = {"config": {"config", "base"}}
     below = set()
     for tier in _TIERS:
-        for room in tier:
-            rules[room] = below | {room}
+        for folder in tier:
+            rules[folder] = below | {folder}
         below |= set(tier)
-    for room in ("codec", "optim", "overlap", "outer", "state", "predict"):
-        rules[room] |= {"config"}
-    return {f"core/{room}": {f"core/{name}" for name in names} for room, names in rules.items()}
+    for folder in ("codec", "optim", "overlap", "outer", "state", "predict"):
+        rules[folder] |= {"config"}
+    return {f"core/{folder}": {f"core/{name}" for name in names} for folder, names in rules.items()}
 
 
 CORE_RULES = _core_rules()
@@ -45,7 +45,7 @@ MAIN_MAY_INCLUDE = {"stddef.h", "stdint.h"}
 OTHERS_MAY_INCLUDE = MAIN_MAY_INCLUDE | {"limits.h", "stdbool.h", "string.h"}
 
 
-def room_of(path):
+def folder_of(path):
     """core/plan for core/plan/x.h; capi, integration and the like for everything below them."""
     parts = Path(path).parts
     if len(parts) > 2 and parts[0] in ("core", "transports") or parts[:2] == ("cuda", "calls"):
@@ -55,24 +55,24 @@ def room_of(path):
     return parts[0]
 
 
-def allowed_rooms(path):
+def allowed_folders(path):
     """Rooms that the file at `path` may include; None means all."""
-    room = room_of(path)
-    if room in CORE_RULES:
-        return CORE_RULES[room]
-    if room.startswith("core/"):
+    folder = folder_of(path)
+    if folder in CORE_RULES:
+        return CORE_RULES[folder]
+    if folder.startswith("core/"):
         return set()
-    if room == CUDA_CALLS:
-        return {"core/base", room}
-    if room in ("cuda", "transports/nccl"):
-        return FOR_TRANSPORTS | {room, CUDA_CALLS}
-    if room.startswith("transports/"):
-        return FOR_TRANSPORTS | {room} | ({FRAMED} if room in ON_FRAMES else set())
-    if room == "capi":
+    if folder == CUDA_CALLS:
+        return {"core/base", folder}
+    if folder in ("cuda", "transports/nccl"):
+        return FOR_TRANSPORTS | {folder, CUDA_CALLS}
+    if folder.startswith("transports/"):
+        return FOR_TRANSPORTS | {folder} | ({FRAMED} if folder in ON_FRAMES else set())
+    if folder == "capi":
         allowed = set(CORE_RULES) | {"capi", PUBLIC_HEADERS}
         return None if path.as_posix() == "capi/src/backends.cc" else allowed
-    if room in ("integration", "bindings"):
-        return {room, PUBLIC_HEADERS}
+    if folder in ("integration", "bindings"):
+        return {folder, PUBLIC_HEADERS}
     return None
 
 
@@ -103,20 +103,20 @@ def _normal(parts):
 
 def _check_public_header(path, number, name, target):
     may = MAIN_MAY_INCLUDE if path.as_posix() == MAIN_HEADER else OTHERS_MAY_INCLUDE
-    if name in may or (target is not None and room_of(target) == PUBLIC_HEADERS):
+    if name in may or (target is not None and folder_of(target) == PUBLIC_HEADERS):
         return []
     return [f"{path}:{number}: public header includes '{name}'; allowed: {', '.join(sorted(may))} and sotto/*.h"]
 
 
 def check_file(root, path, text):
     problems = []
-    allowed = allowed_rooms(path)
-    room = room_of(path)
-    if room.startswith("core/") and room not in CORE_RULES:
-        return [f"{path}:1: room {room} has no rule in tests/lint/check_includes.py: give it its place in the order"]
+    allowed = allowed_folders(path)
+    folder = folder_of(path)
+    if folder.startswith("core/") and folder not in CORE_RULES:
+        return [f"{path}:1: folder {folder} has no rule in tests/lint/check_includes.py: give it its place in the order"]
     for number, quote, name in includes_of(text):
         target = resolve(root, path, quote, name)
-        if room == PUBLIC_HEADERS:
+        if folder == PUBLIC_HEADERS:
             problems += _check_public_header(path, number, name, target)
             continue
         if target is None:
@@ -124,8 +124,8 @@ def check_file(root, path, text):
                 problems.append(f"{path}:{number}: \"{name}\" is not a file of the project: write <{name}>, or the "
                                 "path from the repository root")
             continue
-        if allowed is not None and room_of(target) not in allowed:
-            problems.append(f"{path}:{number}: {room} must not include {room_of(target)} ({name}); allowed: "
+        if allowed is not None and folder_of(target) not in allowed:
+            problems.append(f"{path}:{number}: {folder} must not include {folder_of(target)} ({name}); allowed: "
                             f"{', '.join(sorted(allowed))}")
     return problems
 
