@@ -125,6 +125,7 @@ class Overlap:
     Errors of backward(), and of the optimizer's step(): CancelledError (the backward() of a rank
     has failed; the next one is as any), NonfiniteError (with a codec), InvalidStateError
     (parameters without a gradient; a gradient that was changed before step()), the comm's own.
+    It averages until close(), whether or not anybody keeps it, and keeps the parameters until then.
     close() it before the comm.
     """
 
