@@ -117,6 +117,47 @@ def compare_codec(library, kind, host_of, hierarchy):
     library.run(len(host_of), body, host_of)
 
 
+def compare_invariants(library, kind, host_of, hierarchy):
+    """Those of the specification's 1.8 that one bit keeps in two levels: I2, I3, I7 and I8; and hosts of one rank are one level."""
+    shards, hosts = shape_of(host_of, hierarchy)
+    n, calls = sum(flat.SIZES), 4
+    signs = np.sign(flat.noise(0, 99, n)).astype(f32)
+    signs[signs == 0] = 1
+    magnitudes = [f32(0.5 * (rank + 1)) for rank in range(len(host_of))]
+    found = [None] * len(host_of)
+
+    def body(comm, rank):
+        def results(inputs, level=hierarchy):
+            codec = library.codec(comm, json.dumps({"type": kind, "chunk_align": ALIGN, "hierarchy": level}), [n])
+            out = []
+            for x in inputs:
+                y = np.zeros(n, f32)
+                library.codec_all_reduce(comm, codec, [x], [y])
+                out.append(y)
+            library.call("sotto_codec_destroy", codec)
+            return out
+
+        noise = [flat.noise(call, rank, n) for call in range(calls)]
+        once, eight = results(noise), results([f32(8) * x for x in noise])
+        for call, (a, b) in enumerate(zip(once, eight)):
+            differ(call, rank, b, f32(8) * a)  # I7
+            if hosts > 1 and len(np.unique(np.abs(a))) > shards * hosts:  # I3
+                raise AssertionError(f"call {call}: {len(np.unique(np.abs(a)))} magnitudes in {shards * hosts} chunks")
+        for call, y in enumerate(results([magnitudes[rank] * signs] * calls)):
+            off = np.abs(y / (f32(np.mean(magnitudes)) * signs) - 1).max()
+            if off > 2 ** -22:  # I8, up to the rounding of the mean
+                raise AssertionError(f"call {call}: what loses nothing is off by {off}")
+        if len(set(host_of)) == len(host_of):
+            for call, y in enumerate(results(noise, "flat")):
+                differ(call, rank, once[call], y)
+        found[rank] = once
+
+    library.run(len(host_of), body, host_of)
+    for rank, ours in enumerate(found):
+        for call, y in enumerate(ours):
+            differ(call, rank, y, found[0][call])  # I2
+
+
 # Averages of deltas, of parameters and of gradients' place, with a codec behind dense ones, of several fragments, at once.
 OUTER = {
     "co2": lambda: close(beta=0.2, penalty="gap_rel"),
@@ -154,6 +195,7 @@ def main():
         sys.exit(__doc__)
     library = Library(sys.argv[1])
     cases = [(compare_codec, kind) for kind in ("onebit", "bf16", "int8")]
+    cases += [(compare_invariants, "onebit")]
     cases += [(compare_optimizer, kind) for kind in STAGES]
     cases += [(compare_outer, kind) for kind in OUTER]
     comparisons = [(f"{compare.__name__[8:]} {kind}, {name}, {hierarchy}", functools.partial(compare, library, kind, host_of, hierarchy))
