@@ -16,19 +16,21 @@ struct TransportRow {
   int32_t priority = 0;
   Reach reach = Reach::kNetwork;
   std::string_view rendezvous;
+  std::string_view in_host;
   bool blocking = false;
 };
 inline constexpr TransportRow kTransports[] = {
-#define SOTTO_TRANSPORT(name, priority, reach, rendezvous, blocking) \
-  {#name, priority, Reach::reach, #rendezvous, blocking},
+#define SOTTO_TRANSPORT(name, priority, reach, rendezvous, in_host, blocking) \
+  {#name, priority, Reach::reach, #rendezvous, #in_host, blocking},
 #include "core/base/transports.def"
 };
-// The row of a name; a name that is none has itself as rendezvous and is taken by name only.
+// The row of a name; a name that is none has itself as rendezvous and inside hosts, and is taken by
+// name only.
 constexpr TransportRow transport_row(std::string_view name) {
   for (const TransportRow& row : kTransports) {
     if (row.name == name) return row;
   }
-  return {.name = name, .rendezvous = name};
+  return {.name = name, .rendezvous = name, .in_host = name};
 }
 
 inline constexpr std::string_view kAutoTransport = "auto";

@@ -62,9 +62,13 @@ bool Context::alone(const std::string& transport) const {
   return factory != options_.backends.end() && !factory->second.alone_by.empty();
 }
 
-Reach Context::reach(const std::string& transport) const {
-  const auto factory = options_.backends.find(transport);
-  return factory == options_.backends.end() ? Reach::kNetwork : factory->second.transport.reach;
+std::string Context::in_host(const std::string& transport) const {
+  const auto named = options_.backends.find(transport);
+  if (named == options_.backends.end()) return {};
+  const auto inside = options_.backends.find(std::string(named->second.transport.in_host));
+  const bool of_hosts =
+      inside != options_.backends.end() && inside->second.transport.reach == Reach::kHost;
+  return of_hosts ? inside->first : std::string();
 }
 
 Result<Backend*> Context::rendezvous(const std::string& transport) {

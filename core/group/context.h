@@ -69,8 +69,9 @@ class Context : public std::enable_shared_from_this<Context> {
   Result<std::string> auto_transport(Reach distance) const;
   // Whether it takes all messages of comms that "auto" gives it (BackendFactory::alone_by).
   bool alone(const std::string& transport) const;
-  // The ranks that the named transport connects; one that is not known: all.
-  Reach reach(const std::string& transport) const;
+  // What links ranks of one host where the transport is named, if that reaches no others. Empty:
+  // the named transport links all ranks alike.
+  std::string in_host(const std::string& transport) const;
   // The backend whose rendezvous comms of the named transport have.
   Result<Backend*> rendezvous(const std::string& transport);
   // An id of the transport in force (SOTTO_TRANSPORT; auto: the one for Reach::kNetwork).

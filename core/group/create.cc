@@ -134,8 +134,8 @@ Result<RootSetup> plan_setup(Context& context, const CommConfig& config) {
   setup.chosen = setup.transport == kAutoTransport;
   if (setup.chosen) {
     SOTTO_TRY(choose_transport(context, setup));
-  } else if (context.reach(setup.transport) == Reach::kHost) {
-    SOTTO_ASSIGN(setup.on_host, context.backend(setup.transport));
+  } else if (const std::string host = context.in_host(setup.transport); !host.empty()) {
+    SOTTO_ASSIGN(setup.on_host, context.backend(host));
   }
   if (setup.request.id.has_value()) {
     SOTTO_TRY(context.check_unused(*setup.request.id));

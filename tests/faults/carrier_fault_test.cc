@@ -86,18 +86,19 @@ struct Task {
   }
 };
 
-// Two hosts of two ranks each.
-TEST(Shm, InsideAHostSharedMemoryBetweenHostsTcpAndTheBitsOfTcp) {
-  const Task task{.hosts = {"a", "a", "b", "b"}};
+// Two hosts of two ranks each: shared memory inside them, `between` between them, and the bits of
+// TCP.
+void expect_routes_of_hosts(const std::string& named, const std::string& between) {
+  const Task task{.transport = named, .hosts = {"a", "a", "b", "b"}};
   const TempDir folder, other;
   Processes ranks("carrier_fault", 4, {.argument = task.text(folder)});
   Processes sockets("carrier_fault", 4,
                     {.argument = Task{.transport = "tcp", .hosts = task.hosts}.text(other)});
   for (const int rank : {0, 1, 2, 3}) EXPECT_EQ(ranks.message(rank), sockets.message(rank));
-  EXPECT_EQ(ranks.message(0), "shm 1:shm 2:tcp 3:tcp");
-  EXPECT_EQ(ranks.message(1), "shm 0:shm 2:tcp 3:tcp");
-  EXPECT_EQ(ranks.message(2), "shm 0:tcp 1:tcp 3:shm");
-  EXPECT_EQ(ranks.message(3), "shm 0:tcp 1:tcp 2:shm");
+  EXPECT_EQ(ranks.message(0), fmt::format("{0} 1:shm 2:{1} 3:{1}", named, between));
+  EXPECT_EQ(ranks.message(1), fmt::format("{0} 0:shm 2:{1} 3:{1}", named, between));
+  EXPECT_EQ(ranks.message(2), fmt::format("{0} 0:{1} 1:{1} 3:shm", named, between));
+  EXPECT_EQ(ranks.message(3), fmt::format("{0} 0:{1} 1:{1} 2:shm", named, between));
   EXPECT_EQ(sockets.message(0), "tcp 1:tcp 2:tcp 3:tcp");
   ranks.wait_all();
   sockets.wait_all();
@@ -105,9 +106,18 @@ TEST(Shm, InsideAHostSharedMemoryBetweenHostsTcpAndTheBitsOfTcp) {
   EXPECT_EQ(ranks.prefixed_output(), "");
 }
 
+TEST(Shm, InsideAHostSharedMemoryBetweenHostsTcpAndTheBitsOfTcp) {
+  expect_routes_of_hosts("shm", "tcp");
+}
+
+TEST(Ucx, InsideAHostSharedMemoryBetweenHostsUcxAndTheBitsOfTcp) {
+  if (why_no_ucx() != nullptr) GTEST_SKIP() << why_no_ucx();
+  expect_routes_of_hosts("ucx", "ucx");
+}
+
 TEST(Ucx, HasTheBitsOfTcp) {
   if (why_no_ucx() != nullptr) GTEST_SKIP() << why_no_ucx();
-  const Task task{.transport = "ucx", .hosts = {"", "", ""}};
+  const Task task{.transport = "ucx", .hosts = {"a", "b", "c"}};
   const TempDir folder, other;
   Processes ranks("carrier_fault", 3, {.argument = task.text(folder)});
   Processes sockets("carrier_fault", 3,
@@ -125,6 +135,7 @@ SOTTO_RANK_MAIN(carrier_unreachable) {
   ::setenv("UCX_TLS", "posix", 1);
   Params params;
   params.transport = "ucx";
+  params.host_id = fmt::format("host {}", self.rank);
   const auto comm = create_by_file(self, params, 60'000'000, self.argument);
   self.say(fmt::format("{}: {}", code_name(comm.status().code()), comm.status().text()));
   return 0;
@@ -145,6 +156,11 @@ TEST(Ucx, NamesARankThatItDoesNotReach) {
 
 class CarrierFault : public testing::TestWithParam<const char*> {
  protected:
+  // Shared memory is of one host, and UCX of several.
+  static std::vector<std::string> hosts() {
+    if (GetParam() == std::string("shm")) return {"", "", ""};
+    return {"a", "b", "c"};
+  }
   void SetUp() override {
     if (GetParam() == std::string("ucx") && why_no_ucx() != nullptr) GTEST_SKIP() << why_no_ucx();
   }
@@ -160,8 +176,7 @@ TEST_P(CarrierFault, SurvivorsOfAKilledRankNameIt) {
     Processes ranks(
         "carrier_fault", 3,
         {.argument =
-             Task{.transport = GetParam(), .hosts = {"", "", ""}, .until_failure = true}.text(
-                 folder)});
+             Task{.transport = GetParam(), .hosts = hosts(), .until_failure = true}.text(folder)});
     for (const int rank : {0, 1, 2}) ranks.await(rank, "working");
     ranks.kill(lost, SIGKILL);
     for (const int rank : {0, 1, 2}) {
@@ -179,10 +194,8 @@ TEST_P(CarrierFault, SurvivorsOfAKilledRankNameIt) {
 
 TEST_P(CarrierFault, AStoppedRankIsFoundByItsSilence) {
   const TempDir folder;
-  const Task task{.transport = GetParam(),
-                  .hosts = {"", "", ""},
-                  .until_failure = true,
-                  .silence_limit_ms = 1000};
+  const Task task{
+      .transport = GetParam(), .hosts = hosts(), .until_failure = true, .silence_limit_ms = 1000};
   Processes ranks("carrier_fault", 3, {.argument = task.text(folder)});
   for (const int rank : {0, 1, 2}) ranks.await(rank, "working");
   ranks.kill(1, SIGSTOP);

@@ -52,10 +52,19 @@ TEST(Transports, AutoTakesWhatThisBuildHas) {
   EXPECT_EQ(far->auto_transport(Reach::kNetwork).status().code(), Code::kUnsupported);
 }
 
+TEST(Transports, InsideAHostIsWhatIsForHosts) {
+  const auto all = context_with({std::begin(kTransports), std::end(kTransports)});
+  EXPECT_EQ(all->in_host("shm"), "shm");
+  EXPECT_EQ(all->in_host("ucx"), "shm");
+  for (const char* name : {"tcp", "nccl", "inproc", "none"}) EXPECT_EQ(all->in_host(name), "");
+  EXPECT_EQ(context_with({transport_row("ucx"), transport_row("tcp")})->in_host("ucx"), "");
+}
+
 TEST(Transports, ANameOutsideTheListIsTakenByNameOnly) {
   const TransportRow row = transport_row("ordered");
   EXPECT_EQ(row.name, "ordered");
   EXPECT_EQ(row.rendezvous, "ordered");
+  EXPECT_EQ(row.in_host, "ordered");
   EXPECT_EQ(row.priority, 0);
 }
 

@@ -299,7 +299,7 @@ class Network:
         if isolation != "one host":
             ours = [sides.Ours(self.lab, *programs)]
             if options.ucx:
-                ours.append(sides.Ours(self.lab, *programs, name=sides.OVER_UCX, SOTTO_TRANSPORT="ucx", UCX_TLS="tcp"))
+                ours.append(sides.Ours(self.lab, *programs, name=sides.OVER_UCX, apart=True, SOTTO_TRANSPORT="ucx", UCX_TLS="tcp"))
                 ours[1].methods = ("fp32", "1bit")
             return ours
         tcp = sides.Ours(self.lab, *programs, name=sides.OVER_TCP, SOTTO_TRANSPORT="tcp")

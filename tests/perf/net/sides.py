@@ -159,14 +159,15 @@ def free_port():
 class Ours(Side):
     methods = METHODS
 
-    def __init__(self, lab, ranks, sotto_perf, name="sotto", **environment):
+    def __init__(self, lab, ranks, sotto_perf, name="sotto", apart=False, **environment):
+        """apart: every rank counts as a host of its own, whatever the lab says."""
         rendezvous = f"tcp://{lab.address(0)}:{free_port()}"
         self._per_host = lab.per_host
         self._levels = environment.get("SOTTO_HIERARCHY") == "sharded"
         super().__init__(name, ranks, [
             ([*lab.inside(r), sotto_perf, "net_rank", "CONTROL"],
              {**lab.environment, **environment, "SOTTO_RANK": str(r), "SOTTO_WORLD_SIZE": str(ranks), "SOTTO_RENDEZVOUS": rendezvous,
-              "SOTTO_LISTEN": lab.address(r), **lab.host_id(r)}) for r in range(ranks)])
+              "SOTTO_LISTEN": lab.address(r), **({"SOTTO_HOST_ID": f"rank {r}"} if apart else lab.host_id(r))}) for r in range(ranks)])
 
     def payload(self, method, n, rank):
         if not self._levels:
