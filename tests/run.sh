@@ -17,12 +17,14 @@ GPU_LABELS='^(emulation/(cuda|nccl|simt)|kernels_emulated|cuda_device|cuda|nccl)
 COMMON_WITHOUT='_7$|_8$|_compat|_partly|_buckets|ordered_async|/inproc|shm_small_ring|/Overlap(s|Steps|Codec)[.].*_[12]$|(Shm|Ucx)/TransportSuite[.](Join|SetUpExchange)'
 # Over UCX the transport's own cases, and collectives.
 UCX_WITHOUT='(Optimizer|Outer|Overlap|Codec|Reduce|Exchange|Unequal|TwoLevel)[A-Za-z]*[.].*/ucx'
+# Over shared memory these and exchanges, two levels, and the vectors of optimizers.
+SHM_WITHOUT='(Optimizer[A-UW-Z]|Outer|Overlap|Codec|Reduce|Unequal)[A-Za-z]*[.].*/shm'
 # What is built on collectives has late kernels and no match keys in the world "mixed", optimizers and what has two levels (on
 # at most 4 ranks) sockets too. Their bits in all worlds are for the optimised build.
 LAYERS_WITHOUT='(Codec|Overlap|Outer)[A-Za-z]*[.].*/(async|ordered)|(Optimizer|Hierarchy)[A-Za-z]*[.].*/(async|ordered|tcp)|OptimizerIdentity|OverlapHierarchy[.].*/device_memory$|OnHosts[.].*_......$'
-ASAN_WITHOUT="$COMMON_WITHOUT|$UCX_WITHOUT|$LAYERS_WITHOUT|/async"
+ASAN_WITHOUT="$COMMON_WITHOUT|$UCX_WITHOUT|$SHM_WITHOUT|$LAYERS_WITHOUT|/async"
 # Nor under ThreadSanitizer: cases of arithmetic or memory alone, and what repeats exchanges, overlaps and levels for minutes.
-TSAN_WITHOUT="$COMMON_WITHOUT|$UCX_WITHOUT|$LAYERS_WITHOUT|OverlapHierarchy[.]HasTheBits|TwoLevels[.].*_5$|CodecSizes|CodecBits|ReduceMatrix|device_memory|/Unequal[.].*/[ao]|/Exchange[.].*/[ao]|OverlapSteps[.].*/tcp|CapiPredict|StreamsHaveTheBytes|BytesOfTheTrainers|CommitGate|CompressedLayout|DirectPlan|PredictReport"
+TSAN_WITHOUT="$COMMON_WITHOUT|$UCX_WITHOUT|$SHM_WITHOUT|$LAYERS_WITHOUT|OverlapHierarchy[.]HasTheBits|TwoLevels[.].*_5$|CodecSizes|CodecBits|ReduceMatrix|device_memory|/Unequal[.].*/[ao]|/Exchange[.].*/[ao]|OverlapSteps[.].*/tcp|CapiPredict|StreamsHaveTheBytes|BytesOfTheTrainers|CommitGate|CompressedLayout|DirectPlan|PredictReport"
 # ThreadSanitizer knows 8128 threads at most, and takes every emulated CUDA thread for one: four ranks are too
 # many, and three that use codecs beside many others.
 TSAN_GPU_WITHOUT='_4$|FourRanks|WithMoreRanks/(OneBit|Int8|OneBitAdam|OneBitLamb|ZeroOneAdam)$'

@@ -242,12 +242,5 @@ INSTANTIATE_TEST_SUITE_P(Worlds, Collectives,
                            return std::get<0>(p.param) + "_" + std::to_string(std::get<1>(p.param));
                          });
 
-// Frames over another carrier: sizes of which one is odd.
-INSTANTIATE_TEST_SUITE_P(Shm, Collectives,
-                         ::testing::Combine(::testing::Values("shm"), ::testing::Values(2, 3)),
-                         [](const auto& p) {
-                           return std::get<0>(p.param) + "_" + std::to_string(std::get<1>(p.param));
-                         });
-
 }  // namespace
 }  // namespace sotto::test

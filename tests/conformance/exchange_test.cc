@@ -319,12 +319,6 @@ INSTANTIATE_TEST_SUITE_P(Worlds, Exchange,
                            return std::get<0>(p.param) + "_" + std::to_string(std::get<1>(p.param));
                          });
 
-INSTANTIATE_TEST_SUITE_P(Shm, Exchange,
-                         ::testing::Combine(::testing::Values("shm"), ::testing::Values(2, 3)),
-                         [](const auto& p) {
-                           return std::get<0>(p.param) + "_" + std::to_string(std::get<1>(p.param));
-                         });
-
 // What a plan predicts, as closed formulas.
 TEST(ExchangePlans, BytesAreThoseOfTheFormulas) {
   const Status status = run_world(world_of("tcp", 3), [](const auto& comm) -> Status {

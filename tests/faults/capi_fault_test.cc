@@ -1,15 +1,20 @@
-// Four processes that use nothing but sotto.h, one of them killed or stopped at a seeded moment of
-// collectives or optimizer steps. The others must get PEER_LOST or TIMEOUT that names it from the
-// call and from the comm, find parameters and step count as the last step that succeeded left them,
-// and be able to make a new comm with each other.
+// Four processes that use nothing but sotto.h, over TCP, over shared memory, or over UCX between
+// two hosts; one of them is killed or stopped at a seeded moment of collectives or optimizer steps.
+// The others must get PEER_LOST or TIMEOUT that names it from the call and from the comm, find
+// parameters and step count as the last step that succeeded left them, and be able to make a new
+// comm with each other.
 #include <gtest/gtest.h>
 #include <signal.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <tuple>
 
 #include "tests/ranks/capi_support.h"
 #include "tests/support/kill_campaign.h"
 #include "tests/support/sanitized.h"
+#include "tests/support/ucx.h"
 
 namespace sotto::test {
 namespace {
@@ -19,9 +24,18 @@ constexpr size_t kCounts[] = {200'000, 777};
 constexpr const char* kJson =
     R"({"optimizer": {"type": "OneBitLamb", "params": {"lr": 0.001, "freeze_step": 4}}})";
 
-// Seeded cases per kind of work. Sanitizers make everything slower.
-constexpr uint32_t kKills = kSanitized ? 3 : 12;
-constexpr uint32_t kStops = kSanitized ? 1 : 3;
+struct Fault {
+  const char* what;
+  int signal;
+  const char* transport;
+};
+
+// Seeded cases. Sanitizers make everything slower.
+uint32_t cases_of(const Fault& fault) {
+  if (fault.transport != std::string("tcp")) return kSanitized || fault.signal == SIGSTOP ? 1 : 4;
+  if (fault.signal == SIGSTOP) return kSanitized ? 1 : 3;
+  return kSanitized ? 3 : 12;
+}
 
 sotto_status create_comm(sotto_context* context, int rank, int size, const std::string& file,
                          int64_t timeout_us, sotto_comm** out) {
@@ -122,6 +136,8 @@ void work_again(sotto_context* context, const ProcessRank& self, const KillTask&
 
 SOTTO_RANK_MAIN(capi_fault) {
   const KillTask task = KillTask::parse(self);
+  if (std::getenv("SOTTO_TRANSPORT") == std::string("ucx"))
+    ::setenv("SOTTO_HOST_ID", self.rank < 2 ? "a" : "b", 1);
   sotto_context* const context = new_context();
   self.at("started");
   sotto_comm* comm = nullptr;
@@ -137,32 +153,37 @@ SOTTO_RANK_MAIN(capi_fault) {
   return 0;
 }
 
-struct Fault {
-  const char* what;
-  int signal;
+class CapiFault : public testing::TestWithParam<std::tuple<const char*, int, const char*>> {
+ protected:
+  Fault fault() const { return std::make_from_tuple<Fault>(GetParam()); }
+  void SetUp() override {
+    if (fault().transport == std::string("ucx") && why_no_ucx() != nullptr)
+      GTEST_SKIP() << why_no_ucx();
+  }
 };
 
-class CapiFault : public testing::TestWithParam<Fault> {};
-
 TEST_P(CapiFault, SurvivorsNameTheRankAndLiveOn) {
-  const uint32_t cases = GetParam().signal == SIGSTOP ? kStops : kKills;
   std::vector<KillCase> all;
-  for (uint32_t seed = 1; seed <= cases; ++seed) {
+  for (uint32_t seed = 1; seed <= cases_of(fault()); ++seed) {
     KillCase& c = all.emplace_back(
-        KillCase{.rank_main = "capi_fault", .what = GetParam().what, .signal = GetParam().signal});
+        KillCase{.rank_main = "capi_fault", .what = fault().what, .signal = fault().signal});
     c.seed = seed;
     c.size = kSize;
-    c.environment = {"SOTTO_TRANSPORT=tcp", "SOTTO_HEARTBEAT_MS=100", "SOTTO_CPU_THREADS=1"};
+    c.environment = {std::string("SOTTO_TRANSPORT=") + fault().transport, "SOTTO_HEARTBEAT_MS=100",
+                     "SOTTO_CPU_THREADS=1", "UCX_TLS=tcp"};
   }
   run_kill_cases(all);
 }
 
 INSTANTIATE_TEST_SUITE_P(Work, CapiFault,
-                         testing::Values(Fault{"collective", SIGKILL}, Fault{"step", SIGKILL},
-                                         Fault{"collective", SIGSTOP}, Fault{"step", SIGSTOP}),
+                         testing::Combine(testing::Values("collective", "step"),
+                                          testing::Values(SIGKILL, SIGSTOP),
+                                          testing::Values("tcp", "shm", "ucx")),
                          [](const auto& p) {
-                           return std::string(p.param.what) +
-                                  (p.param.signal == SIGKILL ? "_killed" : "_stopped");
+                           return fmt::format(
+                               "{}_{}_{}", std::get<0>(p.param),
+                               std::get<1>(p.param) == SIGKILL ? "killed" : "stopped",
+                               std::get<2>(p.param));
                          });
 
 }  // namespace

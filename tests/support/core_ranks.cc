@@ -89,8 +89,8 @@ BackendFactories standard_backends(const tcp::Params& own) {
 }
 
 std::vector<std::string> world_kinds() {
-  std::vector<std::string> kinds = {"inproc",  "tcp",           "async", "device_memory",
-                                    "ordered", "ordered_async", "mixed"};
+  std::vector<std::string> kinds = {"inproc",        "tcp",     "shm",           "async",
+                                    "device_memory", "ordered", "ordered_async", "mixed"};
 #if SOTTO_TEST_UCX
   kinds.push_back("ucx");
 #endif
@@ -102,6 +102,11 @@ WorldOptions world_of(const std::string& kind, int32_t size) {
   WorldOptions world;
   world.size = size;
   if (std::ranges::count(kTransportChoices, kind) != 0) world.transport = kind;
+  if (kind == "ucx") {  // each rank on a host of its own
+    world.rank_params = [](int32_t rank, Params* params) {
+      params->host_id = fmt::format("host {}", rank);
+    };
+  }
   if (kind == "cuda") add_cuda_world(&world);
   if (kind == "async" || kind == "device_memory" || kind == "ordered_async" || kind == "mixed") {
     world.device = [kind](int32_t rank) -> std::shared_ptr<Device> {
