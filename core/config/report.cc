@@ -307,6 +307,11 @@ Json notes_json(const Config& config, const Request& request) {
         "compressed updates send the parameters of groups with non_freeze in full precision; how "
         "many bytes that is depends on how many they are");
   }
+  if (config.sotto.hierarchy != Hierarchy::kFlat && request.known()) {
+    notes.push_back(
+        "payload bytes are not known: they depend on how many ranks share a host "
+        "(sotto.hierarchy); sotto_plan_report has them");
+  }
   if (!config.batch.train_batch_size && !config.batch.train_micro_batch_size_per_gpu) {
     notes.push_back(
         "no batch size is given, which DeepSpeed demands and this library does not need");

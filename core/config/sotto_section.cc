@@ -202,8 +202,7 @@ void warn_of_idle_keys(const ObjectReader& reader, const Config& config, Finding
                                        "zero_variance_policy", "checkpoint"}) {
       const bool acts =
           (key == "mode" && config.scheduler.kind == SchedulerKind::kWarmupCosineLR) ||
-          (key == "checkpoint" &&
-           (config.sotto.gradient_codec || (config.sotto.outer && config.sotto.outer->codec)));
+          (key == "checkpoint" && (config.sotto.gradient_codec || config.sotto.outer));
       if (!acts) idle(key, why);
     }
   }

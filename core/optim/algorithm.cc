@@ -18,6 +18,12 @@ constexpr Row kRows[] = {
 #include "core/config/optimizers.def"
 };
 
+Status no_error_feedback() {
+  return invalid_argument(
+      "the state has no error feedback (it was exported in mode reset, or its steps were those of "
+      "one rank alone); import it in mode reset");
+}
+
 }  // namespace
 
 std::unique_ptr<Algorithm> Algorithm::make(OptimizerData& data) {
@@ -94,9 +100,7 @@ Status Algorithm::accepts(const OptimSnapshot& s, StateErrors errors) const {
           s.residual->rank, s.residual->size);
     }
     if (!s.mean) {
-      return invalid_argument(
-          "the state has no error feedback (it was exported in mode reset); import it in mode "
-          "reset");
+      return no_error_feedback();
     }
     SOTTO_TRY(check_values("mean worker errors", s.bytes(kMeanWorkerError), n));
     SOTTO_TRY(check_values("server errors", s.bytes(kMeanServerError), n));
@@ -108,9 +112,7 @@ Status Algorithm::accepts(const OptimSnapshot& s, StateErrors errors) const {
         "import it in mode mean, or in mode reset");
   }
   if (!s.residual) {
-    return invalid_argument(
-        "the state has no error feedback (it was exported in mode reset, or on one rank); import "
-        "it in mode reset");
+    return no_error_feedback();
   }
   return d_.compressed.check_settings(*s.residual, s.bytes(kWorkerError) / sizeof(float),
                                       s.bytes(kServerError) / sizeof(float));

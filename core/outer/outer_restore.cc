@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/base/hash.h"
+#include "core/base/text.h"
 #include "core/outer/outer.h"
 #include "core/outer/settings.h"
 
@@ -14,6 +15,14 @@ namespace {
 OuterRestore kind_of(const OuterSnapshot& s, bool own, int32_t size) {
   if (own) return OuterRestore::kExact;
   return s.size == size ? OuterRestore::kCommon : OuterRestore::kAnchor;
+}
+
+// The line with this character; "nothing" behind the end.
+std::string line_at(const std::string& text, size_t at) {
+  if (at >= text.size()) return "nothing";
+  const size_t before = at == 0 ? std::string::npos : text.rfind('\n', at - 1);
+  const size_t begin = before == std::string::npos ? 0 : before + 1;
+  return printable(text.substr(begin, text.find('\n', begin) - begin));
 }
 
 }  // namespace
@@ -47,13 +56,12 @@ Status Outer::check(const OuterSnapshot& s, bool own) const {
   }
   const std::string mine = outer_settings_text(context_.config, parameters_, false);
   if (s.settings != mine) {
-    const auto differs = std::ranges::mismatch(mine, s.settings).in1;
-    const auto begin = mine.rfind('\n', static_cast<size_t>(differs - mine.begin()));
-    const std::string line = mine.substr(begin == std::string::npos ? 0 : begin + 1);
+    const auto differs =
+        static_cast<size_t>(std::ranges::mismatch(mine, s.settings).in1 - mine.begin());
     return invalid_argument(
-        "the state is of other settings or parameters; the first that differs here "
-        "is {}",
-        line.substr(0, line.find('\n')));
+        "the state is of other settings or parameters; the first that differs is {} in the state "
+        "and {} here",
+        line_at(s.settings, differs), line_at(mine, differs));
   }
   const OuterRestore how = kind_of(s, own, context_.comm->size());
   if (how == OuterRestore::kAnchor && context_.config.rule.freshness > 0) {

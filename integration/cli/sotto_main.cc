@@ -37,8 +37,8 @@ CLI::App* add_plan(CLI::App* app, PlanArguments* arguments) {
       ->required()
       ->transform(sotto_cli::quantity_in(sotto_cli::kTimes));
   plan->add_option("--params", arguments->params,
-                   "Parameters of the model, or of each of its tensors (fragments are made of "
-                   "tensors), one at least")
+                   "Parameters of the model, or of each of its tensors, separated by commas "
+                   "(fragments are made of tensors)")
       ->required()
       ->delimiter(',')
       ->allow_extra_args(false)

@@ -58,7 +58,8 @@ TEST(CapiOuterPeriod, IsMeasuredAndKept) {
                         outer = new_outer(self, R"({"preset": "co2", "period": 4})", model);
                         FAILS(sotto_outer_state_import(outer, SOTTO_STATE_EXACT, blob.data(), n),
                               SOTTO_E_INVALID_ARGUMENT,
-                              "the first that differs here is sotto.outer.period=4");
+                              "the first that differs is sotto.outer.period=auto in the state and "
+                              "sotto.outer.period=4 here");
                         FAILS(sotto_outer_set(outer, "retune", 1), SOTTO_E_INVALID_STATE,
                               "retune measures a period \"auto\" anew; the period here is 4");
                         OK(sotto_outer_destroy(outer));

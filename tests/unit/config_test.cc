@@ -365,6 +365,11 @@ TEST(Config, SottoKeysWithoutEffectAreNamed) {
           "sotto.coeff_debias: no effect: AdamW has no average trust ratio"));
   for (const char* key : {"mode", "bucket_elements", "coeff_debias", "max_consecutive_skips"})
     EXPECT_EQ(disposition_of(config, fmt::format("sotto.{}", key)), "ignored") << key;
+  // States beside outer steps have what each rank's parameters are.
+  EXPECT_THAT(parse(R"({"optimizer": {"type": "AdamW"}, "sotto": {"checkpoint": "exact",
+      "outer": {"preset": "diloco"}}})")
+                  .warnings,
+              IsEmpty());
   // The cosine's end is what the mode of an uncompressed optimizer still decides.
   EXPECT_THAT(parse(R"({"optimizer": {"type": "AdamW"}, "sotto": {"mode": "compat"}, "scheduler":
       {"type": "WarmupCosineLR", "params": {"total_num_steps": 5000}}})")

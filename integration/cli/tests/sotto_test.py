@@ -125,6 +125,13 @@ class Config(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertRegex(done.stdout, r"\nOverlap:\n(  .*\n)*  unused +error\n")
 
+    def test_levels_have_bytes_that_the_file_does_not_tell(self):
+        done = self.config(LAMB[:-1] + ', "sotto": {"hierarchy": "sharded"}}', "--world-size", "4", "--params", "1000000")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stdout, r"full_precision +1 to 4 +-")
+        self.assertIn("they depend on how many ranks share a host", done.stdout)
+        self.assertNotIn("share a host", self.config(LAMB, "--world-size", "4", "--params", "1000000").stdout)
+
     def test_batch_equation(self):
         self.assertEqual(self.config('{"train_batch_size": 8, "optimizer": {"type": "Adam"}}', "--world-size", "4").returncode, 0)
         done = self.config('{"train_batch_size": 9, "optimizer": {"type": "Adam"}}', "--world-size", "4")
