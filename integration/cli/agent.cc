@@ -100,7 +100,7 @@ void Agent::wait_for_events() {
   }
   poll_until(fds, due);
   for (const int number : take_signals(signal_fd_))
-    ending_ = ending_ || (number != SIGCHLD && number != SIGTSTP);
+    ending_ = ending_ || number == SIGINT || number == SIGTERM || number == SIGHUP;
   // In this order: a frame may start ranks, which are not among the descriptors yet.
   if (started_) ranks_->handle(fds, *this);
   if (fds[1].revents != 0) read_frames();

@@ -90,7 +90,8 @@ void default_signals() {
 // Groups are announced as their number, and taken back as its negative.
 [[noreturn]] void watch(int pipe) {
   setpgid(0, 0);
-  for (const int ignored : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE}) signal(ignored, SIG_IGN);
+  for (const int ignored : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE, SIGUSR1, SIGUSR2})
+    signal(ignored, SIG_IGN);
   const int nothing = open("/dev/null", O_RDWR);
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) dup2(nothing, fd);
   dup2(pipe, STDERR_FILENO + 1);

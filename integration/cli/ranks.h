@@ -51,8 +51,7 @@ class RankRunner {
   // names no place. Throws std::runtime_error if there is none.
   virtual std::string rendezvous() = 0;
   virtual void start(const std::string& rendezvous, RankListener& listener) = 0;
-  // Sends a signal that is to end them to the process groups of all ranks that run; stopped ones go
-  // on.
+  // Sends a signal to the process groups of all ranks that run; stopped ones go on.
   virtual void signal_all(int number) = 0;
   // Tells the ranks' host that this process is about to be stopped, or goes on.
   virtual void pause(bool stopping) = 0;

@@ -46,7 +46,8 @@ constexpr const char* kFooter =
     "Exit code: that of the first rank that failed (128 + number for a signal), else 0.\n"
     "124: time limit; 125: sotto-run itself or a host failed, or output could not be written;\n"
     "126: program cannot be run; 127: program not found;\n"
-    "128 + number: sotto-run was ended by a signal.\n\n"
+    "128 + number: sotto-run was ended by a signal.\n"
+    "SIGUSR1 and SIGUSR2 are passed on to all ranks, and end nothing by themselves.\n\n"
     "Examples: sotto-run -n 4 -- ./trainer --steps 100\n"
     "          sotto-run --hosts node1:2,alice@node2:2 -x OMP_NUM_THREADS -- ./trainer --steps 100";
 

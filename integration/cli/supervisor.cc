@@ -134,6 +134,7 @@ void Supervisor::wait_for_events() {
 void Supervisor::on_signal(int number) {
   if (number == SIGCHLD) return;  // runners look at every child anyway: signals of one kind merge
   if (number == SIGTSTP) return stop_as_asked();
+  if (number == SIGUSR1 || number == SIGUSR2) return signal_all(number);
   if (stage_ >= RankStage::kAsked) {
     signal_all(SIGKILL);
     stage_ = RankStage::kKilled;

@@ -34,7 +34,7 @@ int open_signal_fd() {
   sigset_t set;
   sigemptyset(&set);
   signal(SIGCHLD, SIG_DFL);  // children of a process that ignores it leave no wait status
-  for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGTSTP}) {
+  for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGUSR1, SIGUSR2}) {
     if (!is_ignored(number)) sigaddset(&set, number);
   }
   sigprocmask(SIG_BLOCK, &set, nullptr);

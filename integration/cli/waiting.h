@@ -15,10 +15,11 @@ inline constexpr int64_t kNever = INT64_MAX;
 int64_t now_ns();
 int64_t to_ns(double seconds);
 
-// Blocks SIGCHLD and what people and systems end or stop a job with (SIGINT, SIGTERM, SIGHUP,
-// SIGTSTP); returns the descriptor that they are read from, -1 with errno if there is none. What
-// this process was started to ignore, as nohup(1) does with SIGHUP, stays ignored: Linux would
-// queue it if it were blocked. SIGCHLD alone is taken in any case.
+// Blocks SIGCHLD, what people and systems end or stop a job with (SIGINT, SIGTERM, SIGHUP,
+// SIGTSTP), and what they tell its ranks with (SIGUSR1, SIGUSR2); returns the descriptor that they
+// are read from, -1 with errno if there is none. What this process was started to ignore, as
+// nohup(1) does with SIGHUP, stays ignored: Linux would queue it if it were blocked. SIGCHLD alone
+// is taken in any case.
 int open_signal_fd();
 // The signals that have come since the last call, each kind at most once.
 std::vector<int> take_signals(int signal_fd);

@@ -424,6 +424,15 @@ class NoOrphans(Case):
             self.assertIn(f"sotto-run: ended by signal {int(number)} (", error)
             self.check_gone()
 
+    def test_signals_for_ranks_end_nothing_else(self):
+        process = self.start(f"trap 'echo told; exit 0' USR1; {self.files.note('trap')}; while :; do sleep 0.1; done")
+        self.assertTrue(wait_until(lambda: all(self.files.noted("trap", rank) for rank in range(4))))
+        process.send_signal(signal.SIGUSR1)
+        out, error = process.communicate(timeout=LIMIT_S)
+        self.assertEqual(process.returncode, 0, error)
+        self.assertNotIn("sotto-run", error)
+        self.assertEqual(sorted(out.splitlines()), [f"[{rank}] told" for rank in range(4)])
+
     def test_second_signal_kills_at_once(self):
         process = self.start(f"trap '{self.files.note('told')}' INT; {self.files.note('trap')}; while :; do sleep 1; done",
                              "--grace", "1000")

@@ -242,6 +242,18 @@ class NoOrphans(unittest.TestCase):
                 error = process.communicate(timeout=LIMIT_S)[1]
                 self.assertEqual((process.returncode, sorted(error.splitlines())), (0, ["[0] ignored", "[1] ignored"]))
 
+    def test_signals_for_ranks_end_nothing_else(self):
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            with PidFiles() as files:
+                name = number.name[3:]
+                process = self.start(files, f"trap 'echo told {name} >&2; exit 0' {name}; {files.note('trap')}; while :; do sleep 0.1; done")
+                self.assertTrue(wait_until(lambda files=files: files.noted("trap", 0) and files.noted("trap", 1)))
+                process.send_signal(number)
+                error = process.communicate(timeout=LIMIT_S)[1]
+                self.assertEqual(process.returncode, 0)
+                self.assertEqual(sorted(line for line in error.splitlines() if "told" in line), [f"[0] told {name}", f"[1] told {name}"])
+                self.assertNotIn("sotto-run", error)
+
     def test_a_parent_that_ignores_its_children(self):
         done = sh(2, "exit 3", preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN), timeout=LIMIT_S)
         self.assertEqual(done.returncode, 3, done.stderr)
