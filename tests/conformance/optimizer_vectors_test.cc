@@ -282,8 +282,6 @@ TEST_P(OptimizerVectorsOnAll, ZeroOneAdam) {
 
 INSTANTIATE_TEST_SUITE_P(Worlds, OptimizerVectorsOnAll, ::testing::ValuesIn(world_kinds()),
                          [](const auto& p) { return p.param; });
-INSTANTIATE_TEST_SUITE_P(Shm, OptimizerVectorsOnAll, ::testing::Values("shm"),
-                         [](const auto& p) { return p.param; });
 
 }  // namespace
 }  // namespace sotto::test
