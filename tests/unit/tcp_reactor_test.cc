@@ -10,6 +10,8 @@
 
 #include <array>
 #include <functional>
+#include <utility>
+#include <vector>
 
 #include "tests/support/fake_clock.h"
 #include "tests/support/ranks.h"
@@ -273,6 +275,69 @@ TEST(Reactor, AWaitEndsForATimerAndForADelayedTurn) {
   }
   reactor->remove(ends[0], pollable);
   ::close(ends[0]);
+  ::close(ends[1]);
+}
+
+// Every look at it takes 50 us.
+class TickingClock final : public Clock {
+ public:
+  int64_t now_ns() const override { return now_ns_ += 50'000; }
+
+ private:
+  mutable int64_t now_ns_ = 1'000'000'000;
+};
+
+// Has one frame to send.
+class OneFrame final : public StreamOwner {
+ public:
+  explicit OneFrame(const std::vector<uint8_t>& payload) : payload_(payload) {}
+  Result<PayloadPlace> on_header(FrameStream&, const wire::FrameHeader&) override {
+    return PayloadPlace{};
+  }
+  Status on_frame(FrameStream&, const wire::FrameHeader&) override { return ok_status(); }
+  bool next_frame(FrameStream&, OutFrame& out) override {
+    if (std::exchange(begun_, true)) return false;
+    out.header.kind = wire::FrameKind::kData;
+    out.header.payload_bytes = payload_.size();
+    out.payload = payload_.data();
+    return true;
+  }
+  void on_sent(FrameStream&, const OutFrame&) override { sent = true; }
+  void on_broken(FrameStream&, Status why) override { ADD_FAILURE() << why.text(); }
+
+  bool sent = false;
+
+ private:
+  const std::vector<uint8_t>& payload_;
+  bool begun_ = false;
+};
+
+// Not a crumb for every look at the clock: the driver sleeps until some kilobytes may pass.
+TEST(Reactor, AStreamOnASlowLinkSendsALotAtATime) {
+  constexpr uint64_t kBytes = 512 * 1024;
+  TickingClock clock;
+  ReactorOptions options;
+  options.clock = &clock;
+  options.rate_limit_mbit = 20;
+  const std::unique_ptr<Reactor> reactor = check(Reactor::make(options));
+  int ends[2];  // every send is a record
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends), 0);
+  const std::vector<uint8_t> payload(kBytes, 7);
+  OneFrame owner(payload);
+  const std::unique_ptr<FrameStream> stream =
+      check(FrameStream::make(*reactor, ends[0], "there", owner));
+  stream->flush();
+  uint64_t sends = 0, bytes = 0;
+  std::vector<uint8_t> record(1 << 17);
+  const Deadline deadline = Deadline::in_us(Clock::monotonic(), 30'000'000);
+  while (bytes < kBytes && !deadline.passed(Clock::monotonic())) {
+    reactor->poll(0);
+    for (ssize_t n; (n = ::recv(ends[1], record.data(), record.size(), MSG_DONTWAIT)) > 0; ++sends)
+      bytes += static_cast<uint64_t>(n);
+  }
+  EXPECT_TRUE(owner.sent);
+  EXPECT_GE(bytes, kBytes);
+  EXPECT_LE(sends, kBytes / 8192 + 8);
   ::close(ends[1]);
 }
 

@@ -25,6 +25,8 @@ class FrameWriter {
   // The frame that is being sent.
   const OutFrame& frame() const { return frame_; }
   bool busy() const { return busy_; }
+  // Bytes of it that were not sent yet.
+  uint64_t left() const { return wire::frame_bytes(frame_.header.payload_bytes) - sent_; }
   // The next bytes, at most `allowed`; the number of parts.
   size_t parts(uint64_t allowed, Parts& parts);
   // So many bytes of the parts were taken. True: the frame is complete.

@@ -120,11 +120,13 @@ bool FrameStream::receive() {
   if (paused_ || !parse()) return false;
   const bool limited = reactor_.ingress().limited();
   const uint64_t turn = limited ? kLimitedTurnBytes : kTurnBytes;
+  // One time for the whole turn: what may pass by its end is for the next one. A turn that looked
+  // again would read crumbs and never end on a slow link.
+  const int64_t now = limited ? reactor_.now_ns() : 0;
   uint64_t taken = 0;
   while (readable_ && !paused_ && taken < turn) {
     uint64_t allowed = turn;
     if (limited) {
-      const int64_t now = reactor_.now_ns();
       allowed = std::min(turn, reactor_.ingress().available(now));
       if (allowed == 0) {
         reactor_.want_turn_at(*this, reactor_.ingress().when_ns(kLimitedTurnBytes / 2, now));
@@ -237,12 +239,15 @@ bool FrameStream::send() {
     }
     uint64_t allowed = turn;
     if (limited) {
+      // Not in crumbs, but what is left of a frame goes as soon as it may.
+      const uint64_t least = std::min(kLimitedTurnBytes / 2, writer_.left());
       const int64_t now = reactor_.now_ns();
-      allowed = std::min(turn - taken, reactor_.egress().available(now));
-      if (allowed == 0) {
-        reactor_.want_turn_at(*this, reactor_.egress().when_ns(kLimitedTurnBytes / 2, now));
+      const uint64_t passes = reactor_.egress().available(now);
+      if (passes < least) {
+        reactor_.want_turn_at(*this, reactor_.egress().when_ns(least, now));
         break;
       }
+      allowed = std::min(turn - taken, passes);
     }
     const int64_t sent = send_once(allowed);
     if (sent < 0) break;
