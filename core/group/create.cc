@@ -43,6 +43,7 @@ struct RootSetup {
   bool chosen = false;  // the transport, by "auto"
   std::string transport;
   JoinRequest request;
+  std::string source;  // which variables of a launcher have said rank and size; empty: none
   std::optional<ManagerPlace> manager;  // through which ranks meet
   // By rank, once agreed, unless all have gone inside: where each is, and with whom it shares a
   // host; 0: with none.
@@ -72,6 +73,7 @@ Status launched(Context& context, bool by_address, RootSetup& setup) {
   JoinRequest& request = setup.request;
   request.rank = info.rank;
   request.size = info.size;
+  setup.source = info.source;
   if (info.size == 1) return ok_status();
   request.address = info.address;
   if (!by_address || !info.address.empty()) return ok_status();
@@ -260,6 +262,13 @@ Status move_inside(RootSetup& setup, const UniqueId& id, std::unique_ptr<Control
   return ok_status();
 }
 
+// Ranks that do not come may be ranks that there are not.
+Status name_source(const RootSetup& setup, const Status& status) {
+  if (status.code() != Code::kTimeout || setup.source.empty()) return status;
+  return error(status.code(), "{}; the environment says that there are {} ranks ({})",
+               status.text(), setup.request.size, setup.source);
+}
+
 // A failure of this rank is the failure of the others, which wait for it.
 Status tell(ControlPlane& control, const Status& status) {
   if (!status.ok()) control.fail({status.code(), control.rank(), status.text()});
@@ -415,7 +424,8 @@ Result<std::shared_ptr<Comm>> Comm::create(const std::shared_ptr<Context>& conte
   SOTTO_TRY(engine.drive([&](Driver& driver) -> Status {
     Result<std::unique_ptr<ControlPlane>> joined = rendezvous(*context, setup, *root, driver);
     if (config.id) context->note_use(*config.id, joined.ok());
-    SOTTO_ASSIGN(std::unique_ptr<ControlPlane> control, std::move(joined));
+    if (!joined.ok()) return name_source(setup, joined.status());
+    std::unique_ptr<ControlPlane> control = joined.take();
     root->channel = engine.make_channel();
     root->channel->attach(std::move(control));
     return tell(*root->channel->control(), connect(setup, config.native_comm, *root, driver));

@@ -75,8 +75,9 @@ TEST(ShmSetUp, APairThatCannotMapTheMemoryIsNotLinked) {
                       }),
             "");
   set_log(nullptr, nullptr);
-  EXPECT_EQ(said, std::vector<std::string>{"ranks 0 and 1 of one host have no shared memory: the "
-                                           "test forbids it"});
+  EXPECT_EQ(said, std::vector<std::string>{
+                      "ranks 0 and 1 of one host have no shared memory and use the network: the "
+                      "test forbids it"});
 }
 
 // The same in a comm: that pair goes by TCP, and results are those of any other comm.

@@ -70,9 +70,15 @@ TEST(UcxLibrary, TakesNoSignals) {
 TEST(UcxLibrary, WithoutATransportIsNamed) {
   ::setenv("UCX_TLS", "nothing", 1);
   const std::string refusal = refusal_of("");
+  ::setenv("UCX_NET_DEVICES", "eth7", 1);
+  const std::string of_devices = refusal_of("");
+  ::unsetenv("UCX_NET_DEVICES");
   ::setenv("UCX_TLS", "tcp", 1);
   EXPECT_TRUE(refusal.starts_with("TRANSPORT: ucp_init (UCX_TLS is nothing): No such device"))
       << refusal;
+  EXPECT_TRUE(of_devices.starts_with(
+      "TRANSPORT: ucp_init (UCX_TLS is nothing, UCX_NET_DEVICES is eth7): No such device"))
+      << of_devices;
 }
 
 }  // namespace

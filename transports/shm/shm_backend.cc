@@ -63,7 +63,8 @@ class ShmBackend final : public Backend {
     for (const auto& [peer, why] : made.unlinked) {
       if (peer < rank) continue;
       log(named_ ? LogLevel::kWarn : LogLevel::kInfo,
-          "ranks {} and {} of one host have no shared memory: {}", rank, peer, why);
+          "ranks {} and {} of one host have no shared memory and use the network: {}", rank, peer,
+          why);
     }
   }
 

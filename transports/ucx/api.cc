@@ -50,9 +50,11 @@ std::string path_of(const void* function) {
 }  // namespace
 
 Status Api::failed(ucs_status_t status, const char* call) const {
-  const char* const limited = std::getenv("UCX_TLS");
-  return error(Code::kTransport, "{} (UCX_TLS is {}): {} ({})", call,
-               limited == nullptr ? "not set" : limited, ucs_status_string(status),
+  const char* const lanes = std::getenv("UCX_TLS");
+  std::string limits = fmt::format("UCX_TLS is {}", lanes == nullptr ? "not set" : lanes);
+  if (const char* const devices = std::getenv("UCX_NET_DEVICES"); devices != nullptr)
+    limits += fmt::format(", UCX_NET_DEVICES is {}", devices);
+  return error(Code::kTransport, "{} ({}): {} ({})", call, limits, ucs_status_string(status),
                static_cast<int>(status));
 }
 
