@@ -3,6 +3,7 @@
 test_lab_ranks.py SOTTO_RUN CPP_TRAINER
 """
 
+import json
 import os
 import re
 import subprocess
@@ -20,6 +21,7 @@ APART = 3  # the rank that is cut off, in the host after that
 TIMEOUT_S = 20
 # What a rank may take beyond its time-out: telling the others, and processes that wait for a core.
 SLACK_S = 40
+OVER_UCX = {"SOTTO_TRANSPORT": "ucx", "UCX_TLS": "tcp"}
 SOTTO_RUN = CPP_TRAINER = ""
 
 
@@ -35,13 +37,25 @@ class Ranks(LabCase):
     def environment(self, **more):
         return {**os.environ, "NETLAB": NAME, **more}
 
+    def need_ucx(self):
+        info = subprocess.run([Path(SOTTO_RUN).parent / "sotto", "info", "--json"], stdout=subprocess.PIPE, check=True).stdout
+        if "ucx" not in json.loads(info)["build"]["transports"]:
+            self.skipTest("this build has no UCX transport")
+
     def test_delay_and_loss_change_no_result(self):
+        self.assert_same_over_a_bad_network()
+
+    def test_delay_and_loss_change_no_result_over_ucx(self):
+        self.need_ucx()
+        self.assert_same_over_a_bad_network(**OVER_UCX)
+
+    def assert_same_over_a_bad_network(self, **environment):
         plain = subprocess.run(self.command(), env=self.environment(), capture_output=True, text=True, timeout=120, check=False)
         self.assertEqual(plain.returncode, 0, plain.stderr)
         self.up(str(RANKS), "100mbit", "--delay", "50ms", "--loss", "1")
         start = time.monotonic()
-        bad = subprocess.run(self.command(*in_hosts(29500)), env=self.environment(), capture_output=True, text=True,
-                             timeout=240, check=False)
+        bad = subprocess.run(self.command(*in_hosts(29500)), env=self.environment(**environment), capture_output=True,
+                             text=True, timeout=240, check=False)
         self.assertEqual(bad.returncode, 0, bad.stderr)
         self.assertIn("weights are equal", bad.stdout)
         self.assertEqual(bad.stdout, plain.stdout)  # losses and bytes, to the last digit
@@ -76,12 +90,12 @@ class Ranks(LabCase):
         self.up(str(RANKS), "100mbit")
         self.run_where_the_rendezvous_is("[fd00:79::1]", 29503)
 
-    def partition_in_a_run(self):
-        """What the ranks printed, and seconds from the partition to the end."""
+    def partition_in_a_run(self, **more):
+        """What the ranks printed, and seconds from the partition to the end. more: environment."""
         self.up(str(RANKS), "100mbit", "--delay", "20ms")
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "out"
-            environment = self.environment(SOTTO_TIMEOUT_US=str(TIMEOUT_S * 1_000_000), SOTTO_HEARTBEAT_MS="500")
+            environment = self.environment(SOTTO_TIMEOUT_US=str(TIMEOUT_S * 1_000_000), SOTTO_HEARTBEAT_MS="500", **more)
             with out.open("w", encoding="utf-8") as file, subprocess.Popen(
                     self.command(*in_hosts(29501, "--grace", "100")), env=environment, stdout=file, stderr=file) as run:
                 try:
@@ -98,7 +112,13 @@ class Ranks(LabCase):
                     run.kill()
 
     def test_a_partition_ends_every_rank_with_an_error(self):
-        text, seconds = self.partition_in_a_run()
+        self.assert_every_rank_names_others(*self.partition_in_a_run())
+
+    def test_a_partition_ends_every_rank_over_ucx(self):
+        self.need_ucx()
+        self.assert_every_rank_names_others(*self.partition_in_a_run(SOTTO_SILENCE_LIMIT_MS="4000", **OVER_UCX))
+
+    def assert_every_rank_names_others(self, text, seconds):
         self.assertLess(seconds, TIMEOUT_S + SLACK_S, text)
         for rank in range(RANKS):
             said = re.findall(rf"^\[{rank}\] cpp-trainer: (.*)$", text, re.M)
