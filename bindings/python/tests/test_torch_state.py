@@ -163,6 +163,25 @@ def test_the_policy_is_for_what_belongs_to_one_rank(comm):
         st.AdamW(model().parameters(), comm=comm, checkpoint="never")
 
 
+def test_what_a_rank_loses_of_outer_steps_is_told():
+    states = [None] * 2
+
+    def body(comm):
+        net = model()
+        optimizer = st.AdamW(net.parameters(), comm=comm, sotto={"outer": {"period": 4}})
+        train(net, optimizer, comm.rank, range(2))
+        states[comm.rank] = optimizer.state_dict()
+        comm.barrier().wait()
+        for state in (states[comm.rank], states[0]):
+            optimizer.load_state_dict(state)
+        optimizer.close()
+
+    with pytest.warns(UserWarning, match="had changed since the last launch is not in it") as told:
+        thread_ranks(2, body)
+    assert sum("rank 0 of 2, and this is rank 1 of 2" in str(one.message) for one in told) == 1
+    assert len(told) == 1
+
+
 def test_states_of_several_ranks_that_do_not_fit():
     """0/1 Adam between synchronisations: every rank has parameters of its own."""
     states = [None] * 3

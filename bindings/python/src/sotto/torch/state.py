@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from ..errors import InvalidArgumentError
+from ..outer import what_is_lost
 from . import moments
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 KNOWN = (1, FORMAT)  # 1 has "checkpoint" in place of "form"
+WHOLE = 'its own state_dict(), or what gather_state("whole") gives'
 LOADED = {"mean": "mean", "exact": "exact", "reset": "common"}  # the library's mode, by form
 
 
@@ -174,7 +176,10 @@ def load(optimizer: SottoOptimizer, optim: plain.Optimizer, saved: Mapping[str, 
         except InvalidArgumentError as error:  # of other chunks, for one; or damaged
             reason = str(error)
     optim.import_state(blob, "common")
-    if saved["error_feedback"] and not reset:
+    lost = "outer" in optimizer._section and what_is_lost(world, rank, comm, WHOLE)
+    if lost and not reset:
+        warnings.warn(lost, stacklevel=4)
+    elif saved["error_feedback"] and not reset:
         warnings.warn(
             f"the state's error feedback is not used and starts at zero: {reason}. For all of it "
             "save what gather_state() gives, which every rank has to call",
