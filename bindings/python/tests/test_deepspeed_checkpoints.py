@@ -4,6 +4,7 @@ import argparse
 import collections
 import datetime
 import enum
+import re
 import shutil
 
 import pytest
@@ -94,6 +95,49 @@ def test_checkpoints_without_error_feedback(outer, tmp_path):
     for goes_on, loaded, reset in thread_ranks(2, body):
         assert all(torch.equal(p, q) for p, q in zip(loaded, reset))
         assert not all(torch.equal(p, q) for p, q in zip(loaded, goes_on))
+
+
+def test_error_feedback_of_outer_steps_has_no_mean(tmp_path):
+    """Every rank goes on from its own checkpoint, with the loss scale that it had."""
+    outer = {"preset": "co2", "period": 3, "codec": "onebit"}
+    config = {
+        "optimizer": {"type": "Adam", "params": {"lr": 0.01}},
+        "fp16": {"enabled": True, "initial_scale_power": 8, "hysteresis": 1},
+    }
+
+    def steps(engine, rank, numbers):
+        for step in numbers:
+            x, y = batch(rank, step)
+            loss = engine(x.half(), y)
+            engine.backward(loss * 1e30 if (rank, step) in ((1, 4), (1, 5), (0, 9)) else loss)
+            engine.step()
+
+    def body(comm):
+        section = {"outer": outer}
+        engine, *_ = start(comm, {**config, "sotto": section})
+        steps(engine, comm.rank, range(2))
+        remedy = r'checkpoint="exact" or "reset" here, "sotto": {"checkpoint": ...} in a file'
+        with pytest.raises(sotto.UnsupportedError, match=re.escape(remedy)):
+            engine.save_checkpoint(tmp_path)
+        engine.close()
+        section["checkpoint"] = "exact"
+        engine, *_ = start(comm, {**config, "sotto": section})
+        steps(engine, comm.rank, range(8))
+        engine.save_checkpoint(tmp_path)
+        scale = engine.cur_scale
+        steps(engine, comm.rank, range(8, 14))
+        other, *_ = start(comm, {**config, "sotto": section})
+        other.load_checkpoint(tmp_path)
+        assert other.cur_scale == scale
+        steps(other, comm.rank, range(8, 14))
+        assert all(map(torch.equal, parameters(engine), parameters(other)))
+        assert other.cur_scale == engine.cur_scale
+        engine.close()
+        other.close()
+        return scale
+
+    scales = thread_ranks(2, body)
+    assert scales[0] > scales[1]
 
 
 def test_exact_checkpoints_on_disks_of_their_own(tmp_path):

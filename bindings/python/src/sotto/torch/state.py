@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ..errors import InvalidArgumentError
+from ..errors import InvalidArgumentError, UnsupportedError
 from ..outer import what_is_lost
 from . import moments
 
@@ -105,10 +105,16 @@ def _has_error_feedback(optimizer: SottoOptimizer, optim: plain.Optimizer) -> bo
 def mean_state(optimizer: SottoOptimizer, optim: plain.Optimizer, policy: str) -> dict[str, Any]:
     """The same on all ranks. policy: as above; "reset": without error feedback. Collective."""
     form = "reset" if policy == "reset" else "mean"
+    try:
+        blob = optim.export_state(form)
+    except UnsupportedError as error:  # some error feedback has no mean
+        raise UnsupportedError(
+            f'{error}: checkpoint="exact" or "reset" here, "sotto": {{"checkpoint": ...}} in a file'
+        ) from None
     return {
         "form": form,
         "frozen": optimizer.standing_still(),
-        "blob": tensor_of(optim.export_state(form)),
+        "blob": tensor_of(blob),
     }
 
 
