@@ -231,6 +231,8 @@ TEST_F(CudaBlockedStreams, GoOnWithoutTheHost) {
                 [&](Member&, sotto_op* op, cudaStream_t stream) {
                   OK(sotto_op_stream_wait(op, stream));
                   require(cudaStreamQuery(stream) == cudaErrorNotReady, "the stream is blocked");
+                  // A device that is done before the host looks leaves the end to the host.
+                  fake_cuda::make_late(fake_cuda::kAllStreams, 20'000);
                   comes = true;
                 },
                 comes),

@@ -88,7 +88,9 @@ struct Wait {
 };
 // Each time that it is made it returns success and queues nothing.
 void drop_wait(const Wait& wait);
-// The stream of this number is late by so much before each kernel, copy, fill and host function.
+// The stream of this number, or every one, is late by so much before each kernel, copy, fill and
+// host function.
+inline constexpr uint32_t kAllStreams = UINT32_MAX;
 void make_late(uint32_t stream, int64_t us);
 // The call that has failed, for example "cudaMallocAsync"; empty: none has.
 std::string failed_call();

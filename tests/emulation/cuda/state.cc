@@ -207,7 +207,7 @@ bool State::begin_job(uint32_t stream, std::mt19937_64& random) {
     std::unique_lock lock(mutex_);
     if (options.max_delay_us > 0)
       delay_us = static_cast<int64_t>(random() % static_cast<uint64_t>(options.max_delay_us + 1));
-    if (stream == late_stream_) delay_us += late_us_;
+    if (stream == late_stream_ || late_stream_ == kAllStreams) delay_us += late_us_;
   }
   if (delay_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
   {
