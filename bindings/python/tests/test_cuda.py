@@ -376,12 +376,31 @@ class Future:
         self.error = error
 
 
+class Backward(torch.autograd.Function):
+    """Does something in backward(), as DDP's reducer does."""
+
+    @staticmethod
+    def forward(ctx, x, work):
+        ctx.work = work
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.work()
+        return grad, None
+
+
 def hook(runtime, codec, steps):
     torch.futures.Future = Future
     state = sotto.torch.DDPState(codec)
-    values = on_cuda(numbers(4000, 3))
-    made = [sotto.torch.ddp_hook(state, Bucket(values=values)) for _ in range(steps)]
+    values, made = on_cuda(numbers(4000, 3)), []
+    for _ in range(steps):
+        x = torch.ones(1, requires_grad=True)
+        Backward.apply(
+            x, lambda: made.append(sotto.torch.ddp_hook(state, Bucket(values=values)))
+        ).backward()
     state.close()
+    assert len(made) == steps
     assert all(f.error is None and f.result is values for f in made)
     assert all(f.devices == [values.device] for f in made)
     runtime.download(values)
