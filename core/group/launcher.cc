@@ -1,5 +1,7 @@
 #include "core/group/launcher.h"
 
+#include <algorithm>
+
 #include "core/group/pmi.h"
 #include "core/group/pmix.h"
 #include "core/group/slurm.h"
@@ -24,6 +26,18 @@ constexpr Variables kLaunchers[] = {
 Result<int32_t> read_number(const char* name, const std::string& text, int32_t low, int32_t high) {
   SOTTO_ASSIGN(const int64_t value, number_of(name, text, low, high));
   return static_cast<int32_t>(value);
+}
+
+bool complete(const Variables& variables, const Environment& environment) {
+  return environment.get(variables.rank).has_value() && environment.get(variables.size).has_value();
+}
+
+// Another launcher has started this one's process, whose variables are inherited. MPICH's gives a
+// rank a connection, which Open MPI closes in what it starts.
+bool inherited(const Variables& variables, const Environment& environment) {
+  if (variables.launcher != Launcher::kOpenMpi || !has_pmi_connection(environment)) return false;
+  return complete(*std::ranges::find(kLaunchers, Launcher::kMpich, &Variables::launcher),
+                  environment);
 }
 
 // By what the launcher says of the ranks on this machine.
@@ -62,6 +76,7 @@ Result<LaunchInfo> launch_info(const Params& params, const Environment& environm
     const std::optional<std::string> rank = environment.get(variables.rank);
     const std::optional<std::string> size = environment.get(variables.size);
     if (!rank.has_value() && !size.has_value()) continue;
+    if (inherited(variables, environment)) continue;
     if (!rank.has_value() || !size.has_value()) {
       // Some systems set one of them for other purposes; only our own pair has to be complete.
       if (variables.launcher != Launcher::kSottoRun) continue;

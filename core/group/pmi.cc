@@ -185,6 +185,13 @@ Result<PmiServer> pmi_server(const Environment& environment) {
   return server;
 }
 
+bool has_pmi_connection(const Environment& environment) {
+  const auto fd = environment.get("PMI_FD");
+  if (!fd.has_value()) return false;
+  const Result<int64_t> number = number_of("PMI_FD", *fd, 0, INT32_MAX);
+  return number.ok() && LineSocket::lent(static_cast<int>(*number)).ok();
+}
+
 Result<std::unique_ptr<ProcessManager>> open_pmi(const PmiServer& server, int32_t rank,
                                                  int32_t size, const Clock& clock,
                                                  Deadline deadline) {

@@ -26,6 +26,9 @@ struct PmiServer {
 // INVALID_ARGUMENT: neither PMI_FD nor PMI_PORT, or bad values.
 Result<PmiServer> pmi_server(const Environment& environment);
 
+// PMI_FD names a connection that this process has.
+bool has_pmi_connection(const Environment& environment);
+
 // rank, size: as the environment has them. TRANSPORT: the socket is closed; PROTOCOL names the
 // reply and what was expected; TIMEOUT; INVALID_ARGUMENT: the server has another rank or size.
 // The clock lives longer.

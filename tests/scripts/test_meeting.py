@@ -95,6 +95,12 @@ class Meeting(unittest.TestCase):
     def test_two_groups_of_mpich(self):
         self.check_two_groups(MPI["mpiexec.hydra"])
 
+    @needs("mpiexec.openmpi")
+    @needs("mpiexec.hydra")
+    def test_mpich_in_a_job_of_openmpi(self):
+        """The variables of both are there."""
+        self.check([*MPI["mpiexec.openmpi"], "-n", "1", "mpiexec.hydra", "-n", str(RANKS)])
+
     @needs("mpiexec.hydra")
     def test_mpich_at_a_port(self):
         """Ranks have a number, as from other launchers that give a port."""

@@ -3,8 +3,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <map>
+#include <string>
 #include <thread>
 
 #include "tests/support/variables.h"
@@ -45,6 +48,21 @@ TEST(Launcher, TheFirstCompletePairCounts) {
   EXPECT_EQ(info_of(with(kSlurm, {{"RANK", "0"}})).launcher, Launcher::kSlurm);
   EXPECT_EQ(info_of(with(all, {{"RANK", "0"}, {"WORLD_SIZE", "2"}})).launcher, Launcher::kTorchrun);
   EXPECT_EQ(info_of({}).launcher, Launcher::kNone);
+}
+
+// mpiexec in a job of mpirun: the variables of both are there.
+TEST(Launcher, MpichsConnectionTellsThatOpenMpisVariablesAreInherited) {
+  int ends[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+  Variables both = with(kOpenMpi, {{"OMPI_COMM_WORLD_SIZE", "9"}});
+  both = with(with(both, kMpich), {{"PMI_FD", std::to_string(ends[0])}});
+  EXPECT_EQ(info_of(both).launcher, Launcher::kMpich);
+  EXPECT_EQ(info_of(both).size, 4);
+  Variables no_rank = both;
+  no_rank.erase("PMI_RANK");
+  EXPECT_EQ(info_of(no_rank).launcher, Launcher::kOpenMpi);
+  for (const int end : ends) ::close(end);
+  EXPECT_EQ(info_of(both).launcher, Launcher::kOpenMpi);
 }
 
 // In this order: SOTTO_RENDEZVOUS, MASTER_ADDR with MASTER_PORT, the launcher's own.

@@ -22,6 +22,20 @@ def test_the_first_launcher_counts():
     assert detect(env).launcher == "torchrun"
 
 
+def test_mpich_in_a_job_of_open_mpi():
+    """Its connection tells that the others' variables are inherited."""
+    env = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
+    env |= {"PMI_RANK": "1", "PMI_SIZE": "2"}
+    ends = socket.socketpair()
+    for end in ends:
+        with end:
+            assert detect(env | {"PMI_FD": str(end.fileno())}) == ("MPICH (PMI)", 1, 2)
+    for number in ("987654", "x", "", "-1", "0"):
+        assert detect(env | {"PMI_FD": number}).launcher == "Open MPI"
+    del env["PMI_SIZE"]
+    assert detect(env).launcher == "Open MPI"
+
+
 @pytest.mark.parametrize(
     ("rank", "size"), [("x", "2"), ("2", "2"), ("0", "0"), ("-1", "2"), ("", "2")]
 )

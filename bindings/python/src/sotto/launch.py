@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -33,7 +34,7 @@ def detect(environ: Mapping[str, str]) -> Launch | None:
     Errors: InvalidArgumentError (a variable that is no number, a rank out of range).
     """
     for name, rank, size in LAUNCHERS:
-        if rank in environ and size in environ:
+        if rank in environ and size in environ and not _inherited(name, environ):
             world = _number(environ, size, 1, 65535)
             return Launch(name, _number(environ, rank, 0, world - 1), world)
     return None
@@ -80,6 +81,20 @@ def looked_for() -> str:
         "rank and world_size with init_method='tcp://HOST:PORT' (an address of rank 0), "
         "unique_id or all_gather; world_size=1 makes a group of this process alone"
     )
+
+
+def _inherited(launcher: str, environ: Mapping[str, str]) -> bool:
+    """mpiexec of MPICH in a job of Open MPI, whose variables are there too: it gives ranks a
+    connection, which Open MPI closes in what it starts."""
+    if launcher != "Open MPI" or not {"PMI_RANK", "PMI_SIZE", "PMI_FD"} <= environ.keys():
+        return False
+    try:
+        number = int(environ["PMI_FD"])
+        with socket.fromfd(number, socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.getpeername()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _number(environ: Mapping[str, str], name: str, low: int, high: int) -> int:
