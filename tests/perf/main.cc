@@ -36,11 +36,13 @@ const std::map<std::string, Benchmark>& benchmarks() {
 }
 
 const std::map<std::string, std::string>& scripts() {
-  static const std::map<std::string, std::string> all = {{"net", "net/run.py"},
-                                                         {"overlap", "net/overlap.py"},
-                                                         {"step_ddp", "net/step_ddp.py"},
-                                                         {"python_step", "python_step.py"},
-                                                         {"library", "library.py"}};
+  static const std::map<std::string, std::string> all = {
+      {"net", "net/run.py"},
+      {"overlap", "net/overlap.py"},
+      {"overlap_bucket", "net/overlap_bucket.py"},
+      {"step_ddp", "net/step_ddp.py"},
+      {"python_step", "python_step.py"},
+      {"library", "library.py"}};
   return all;
 }
 
@@ -66,13 +68,14 @@ int run(int argc, char** argv) {
       "wire_bytes and zeroone_bits count bytes on the network",
       "sotto-perf");
   app.footer(
-      "With options of their own (--help):\n"
-      "  sotto bench net          all-reduces over links of a given rate, next to other libraries\n"
-      "  sotto bench overlap      outer steps that hide their averages over such links\n"
-      "  sotto bench step_ddp     training steps in PyTorch over such links, next to torch's own\n"
-      "  sotto bench python_step  what Python costs in a step over many small tensors\n"
-      "  sotto bench library      collectives and steps with two builds of libsotto.so in turns\n"
-      "  sotto bench gpu          codec and Adam on a CUDA device");
+      "With options of their own (sotto bench NAME --help):\n"
+      "  net             all-reduces over links of a given rate, next to other libraries\n"
+      "  overlap         outer steps that hide their averages over such links\n"
+      "  overlap_bucket  gradients that travel during a backward pass over such links\n"
+      "  step_ddp        training steps in PyTorch over such links, next to torch's own\n"
+      "  python_step     what Python costs in a step over many small tensors\n"
+      "  library         collectives and steps with two builds of libsotto.so in turns\n"
+      "  gpu             codec and Adam on a CUDA device");
   Options options;
   std::vector<std::string> names;
   std::string simd = "auto", json;

@@ -1,5 +1,5 @@
-// One rank of the benchmark of overlap. tests/perf/net/overlap.py starts it and tells it what to
-// do.
+// One rank of the benchmarks of overlap. tests/perf/net/overlap.py and overlap_bucket.py start it
+// and tell it what to do.
 #include <fmt/core.h>
 #include <time.h>
 #include <unistd.h>
@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cmath>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <stdexcept>
@@ -57,6 +58,55 @@ class InnerStep {
   int64_t ns_ = 0;
 };
 
+// An overlap of gradients of equal counts, and the rounds that a backward pass makes of it.
+class Buckets {
+ public:
+  // Every gradient is a bucket. json: of sotto_overlap_create, without bucket sizes.
+  Buckets(sotto_comm* comm, int32_t rank, uint64_t n, uint64_t gradients, Json json) : values_(n) {
+    const uint64_t count = (n + gradients - 1) / gradients;
+    for (uint64_t begin = 0; begin < n; begin += count) {
+      like_.push_back({values_.data() + begin, std::min(count, n - begin), SOTTO_FLOAT32,
+                       SOTTO_DEVICE_CPU, 0, 0});
+    }
+    json["first_bucket_bytes"] = json["bucket_bytes"] = 4 * count;
+    for (uint64_t i = 0; i < n; ++i) {
+      const uint64_t hash = (i + 1) * 2654435761u + 40503u * static_cast<uint64_t>(rank);
+      values_[i] = 1e-3f * static_cast<float>(hash % 2048) - 1.0f;
+    }
+    must(sotto_overlap_create(comm, json.dump().c_str(), like_.data(), like_.size(), &overlap_),
+         "overlap");
+  }
+  ~Buckets() { sotto_overlap_destroy(overlap_); }
+  Buckets(const Buckets&) = delete;
+  Buckets& operator=(const Buckets&) = delete;
+
+  // compute: what comes before each gradient; nullptr: they are all there.
+  void round(InnerStep* compute) {
+    sotto_op* op = nullptr;
+    must(sotto_overlap_begin(overlap_, nullptr, &op), "round");
+    for (uint64_t i = like_.size(); i-- > 0;) {
+      if (compute != nullptr) compute->run();
+      must(sotto_overlap_ready(overlap_, &i, nullptr, 1, nullptr), "gradient");
+    }
+    must(sotto_overlap_finish(overlap_), "end of a round");
+    must(sotto_op_wait(op, -1), "averages");
+    must(sotto_op_release(op), "operation");
+  }
+  sotto_overlap_info info() const {
+    sotto_overlap_info info = SOTTO_OVERLAP_INFO_INIT;
+    must(sotto_overlap_get_info(overlap_, &info), "info");
+    return info;
+  }
+  Json digest() const {
+    return {{"digest", fmt::format("{:016x}", hash64(values_.data(), values_.size() * 4))}};
+  }
+
+ private:
+  std::vector<float> values_;
+  std::vector<sotto_buffer> like_;
+  sotto_overlap* overlap_ = nullptr;
+};
+
 class Rank {
  public:
   Rank() {
@@ -67,6 +117,7 @@ class Rank {
   }
   ~Rank() {
     for (const auto& [name, outer] : outers_) sotto_outer_destroy(outer);
+    buckets_.reset();
     sotto_comm_destroy(self_.comm);
     sotto_context_destroy(self_.context);
   }
@@ -151,6 +202,28 @@ class Rank {
             {"payload", info(outer).payload_bytes_next_launch}};
   }
 
+  Json create_buckets(uint64_t n, uint64_t gradients, const std::string& json) {
+    buckets_ = std::make_unique<Buckets>(self_.comm, self_.rank, n, gradients, Json::parse(json));
+    return {{"buckets", buckets_->info().buckets}};
+  }
+
+  // Rounds whose gradients come one after the other, an inner step before each, or at once.
+  // Exposed time: of each round.
+  Json rounds(uint64_t count, bool overlapped) {
+    std::vector<int64_t> exposed;
+    barrier();
+    const auto start = SteadyClock::now();
+    for (uint64_t i = 0; i < count; ++i) {
+      buckets_->round(overlapped ? &step_ : nullptr);
+      exposed.push_back(buckets_->info().exposed_ns);
+    }
+    return {{"ns", since(start)},
+            {"exposed_ns", exposed},
+            {"payload", buckets_->info().payload_bytes_per_round},
+            {"early", buckets_->info().early_payload_bytes_per_round}};
+  }
+  Json digest() const { return buckets_->digest(); }
+
   // Consumes what is under way; live parameters are the anchor then, on all ranks.
   Json finish(const std::string& name) {
     must(sotto_outer_flush(outers_.at(name), nullptr, nullptr), "flush");
@@ -181,6 +254,7 @@ class Rank {
   InnerStep step_;
   std::map<std::string, std::vector<float>> values_;
   std::map<std::string, sotto_outer*> outers_;
+  std::unique_ptr<Buckets> buckets_;
 };
 
 Json obey(Rank* rank, const std::string& line) {
@@ -197,6 +271,11 @@ Json obey(Rank* rank, const std::string& line) {
   if (command == "create" && words >> name >> number) return rank->create(name, number, rest());
   if (command == "calibrate" && words >> number >> name)
     return rank->calibrate(static_cast<int64_t>(number), name == "arithmetic");
+  if (command == "buckets" && words >> number >> more)
+    return rank->create_buckets(number, more, rest());
+  if (command == "rounds" && words >> name >> number)
+    return rank->rounds(number, name == "overlapped");
+  if (command == "digest") return rank->digest();
   if (command == "compute" && words >> number) return rank->compute(number);
   if (command == "run" && words >> name >> number >> more) return rank->run(name, number, more);
   if (command == "finish" && words >> name) return rank->finish(name);

@@ -33,7 +33,7 @@ class Arguments(unittest.TestCase):
             self.assertIn(text, done.stderr)
 
     def test_lines_that_cannot_be_written(self):
-        for name in ("codec_encode", "net", "overlap", "step_ddp", "python_step"):
+        for name in ("codec_encode", "net", "overlap", "overlap_bucket", "step_ddp", "python_step"):
             done = perf(name, "--json", "/nonexistent/lines")
             self.assertEqual((done.returncode, done.stdout), (2, ""), name)
             self.assertIn("/nonexistent/lines", done.stderr)
