@@ -95,15 +95,34 @@ class OuterCodec:
         return self.codec.all_reduce(means_of_hosts(self.sent, self.host_of))
 
 
-class ShardedCodec(Shards):
-    """A codec of outer_codecs between hosts. kind: "onebit", "bf16", "int8"."""
+class Refused(ArithmeticError):
+    """What a codec has no number for (1-bit specification, 1.7). hosts: those in whose mean it is; none: it is in sums."""
 
-    def __init__(self, n, shards, hosts, align, kind):
+    def __init__(self, hosts=()):
+        super().__init__()
+        self.hosts = list(hosts)
+
+
+def residual_of(settings):
+    """Whether a codec of these settings, as in JSON, has error feedback."""
+    return settings.get("residual", settings["type"] not in ("bf16", "fp16"))
+
+
+class ShardedCodec(Shards):
+    """A codec of outer_codecs between hosts. settings: "type", "block" and "residual", as in JSON."""
+
+    ROUNDINGS = {"bf16": outer_codecs.to_bf16, "fp16": outer_codecs.to_fp16}
+    BITS_AND_BLOCK = {"int8": (8, 256), "int4": (4, 128)}
+
+    def __init__(self, n, shards, hosts, align, settings):
+        kind, residual = settings["type"], residual_of(settings)
+
         def make(count, chunk):
-            if kind == "int8":
-                return outer_codecs.Blocks(count, hosts, 8, 256, True)
-            if kind == "bf16":
-                return outer_codecs.Cast(count, hosts, outer_codecs.to_bf16, False)
+            if kind in self.BITS_AND_BLOCK:
+                bits, block = self.BITS_AND_BLOCK[kind]
+                return outer_codecs.Blocks(count, hosts, bits, settings.get("block", block), residual)
+            if kind in self.ROUNDINGS:
+                return outer_codecs.Cast(count, hosts, self.ROUNDINGS[kind], residual)
             codec = outer_codecs.OneBit(count, hosts, align)
             codec.chunks = [slice(min(k * chunk, count), min((k + 1) * chunk, count)) for k in range(hosts)]
             return codec
@@ -111,9 +130,34 @@ class ShardedCodec(Shards):
         self.hosts = hosts
 
     def all_reduce(self, inputs):
-        out = np.zeros(len(inputs[0]), f32)
+        """One vector per host. Refused: nothing is averaged, and what was encoded is taken back."""
+        before = [[(x[s], part.worker[host].copy()) for host, x in enumerate(inputs)] for s, part in self.each()]
+        refused = set()
         for s, part in self.each():
-            for host in range(self.hosts):
-                part.encode(host, inputs[host][s])
-            out[s] = part.average(range(self.hosts))
+            for host, x in enumerate(inputs):
+                with np.errstate(all="ignore"):
+                    if not part.encode(host, x[s]) or not np.isfinite(x[s]).all():
+                        refused.add(host)
+        if refused:
+            self.take_back(before)
+            raise Refused(sorted(refused))
+        out = np.zeros(len(inputs[0]), f32)
+        try:
+            for s, part in self.each():
+                out[s] = part.average(range(self.hosts))
+        except outer_codecs.NonFinite:
+            self.take_back(before)
+            for _, part in self.each():
+                part.server = np.zeros_like(part.server)
+            raise Refused() from None
         return out
+
+    def take_back(self, before):
+        """Worker residuals: c - x', and 0 where c is not finite. before: of every part by host, the input and the residual."""
+        for (_, part), hosts in zip(self.each(), before):
+            for host, (x, e) in enumerate(hosts):
+                if part.residual:
+                    x = outer_codecs.finite_part(x)
+                    with np.errstate(all="ignore"):
+                        c = x + e
+                        part.worker[host] = np.where(np.isfinite(c), c - x, f32(0)).astype(f32)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs libsotto in two levels and the numpy model side by side: equal bit for bit on every rank, after every step.
 
-usage: hierarchy_test.py LIBSOTTO
+usage: hierarchy_test.py LIBSOTTO [FILTER]   (FILTER: a part of the names of comparisons)
 """
 import functools
 import json
@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 
+import hierarchy_codecs as codecs
 import hierarchy_model as two
 import model_test as flat
 import outer_library_test as outer
@@ -91,30 +92,12 @@ def compare_optimizer(library, kind, host_of, hierarchy):
     library.run(len(host_of), body, host_of)
 
 
-def compare_codec(library, kind, host_of, hierarchy):
-    shards, hosts = shape_of(host_of, hierarchy)
-    align = 256 if kind == "int8" else ALIGN
-    n = sum(flat.SIZES)
-    reference = two.ShardedCodec(n, shards, hosts, align, kind)
-    fed = [[flat.noise(step, r, n) for r in range(len(host_of))] for step in range(STEPS)]
-    wanted = []
-    for vectors in fed:
-        means = two.means_of_hosts(vectors, host_of)
-        wanted.append(means[0] if hosts == 1 else reference.all_reduce(means))
+def compare_codec(library, name, host_of, hierarchy):
+    codecs.compare(library, name, host_of, hierarchy, shape_of(host_of, hierarchy))
 
-    def body(comm, rank):
-        x, y = np.zeros(n, f32), np.zeros(n, f32)
-        cuts = np.cumsum([0] + flat.SIZES)
-        parts = [slice(a, b) for a, b in zip(cuts, cuts[1:])]
-        settings = {"type": kind, "chunk_align": align, "hierarchy": hierarchy}
-        codec = library.codec(comm, json.dumps(settings), flat.SIZES)
-        for step in range(STEPS):
-            x[:] = fed[step][rank]
-            library.codec_all_reduce(comm, codec, [x[s] for s in parts], [y[s] for s in parts])
-            differ(step, rank, y, wanted[step])
-        library.call("sotto_codec_destroy", codec)
 
-    library.run(len(host_of), body, host_of)
+def compare_residuals(library, name, host_of, hierarchy):
+    codecs.compare_residuals(library, name, host_of, hierarchy, shape_of(host_of, hierarchy))
 
 
 def compare_invariants(library, kind, host_of, hierarchy):
@@ -181,9 +164,9 @@ def compare_outer(library, name, host_of, hierarchy):
             fragment.mean_of_ranks = fragment.dense.mean_of_ranks = mean
             fragment.codec = fragment.dense
             if settings.codec is not None and hosts > 1:
-                kind = settings.codec if isinstance(settings.codec, str) else settings.codec["type"]
+                given = settings.codec if isinstance(settings.codec, dict) else {"type": settings.codec}
                 n = sum(t.stop - t.start for t in fragment.tensors)
-                codec = two.ShardedCodec(n, shards, hosts, settings.chunk_align, kind)
+                codec = two.ShardedCodec(n, shards, hosts, settings.chunk_align, given)
                 fragment.codec = two.OuterCodec(codec, host_of)
 
     text = json.dumps({"sotto": {"hierarchy": hierarchy, "outer": json.loads(outer.described(settings))}})
@@ -191,15 +174,19 @@ def compare_outer(library, name, host_of, hierarchy):
 
 
 def main():
-    if len(sys.argv) != 2:
+    if len(sys.argv) not in (2, 3):
         sys.exit(__doc__)
     library = Library(sys.argv[1])
-    cases = [(compare_codec, kind) for kind in ("onebit", "bf16", "int8")]
+    cases = [(compare_codec, kind) for kind in codecs.CODECS]
     cases += [(compare_invariants, "onebit")]
+    cases += [(compare_residuals, kind) for kind in codecs.RESIDUALS]
     cases += [(compare_optimizer, kind) for kind in STAGES]
     cases += [(compare_outer, kind) for kind in OUTER]
     comparisons = [(f"{compare.__name__[8:]} {kind}, {name}, {hierarchy}", functools.partial(compare, library, kind, host_of, hierarchy))
                    for compare, kind in cases for name, host_of in HOSTS.items() for hierarchy in ("sharded", "leader")]
+    comparisons = [one for one in comparisons if sys.argv[2:] in ([], [""]) or sys.argv[2] in one[0]]
+    if not comparisons:
+        sys.exit(f"no comparison has {sys.argv[2]!r} in its name")
     sys.exit(flat.report(comparisons, STEPS))
 
 

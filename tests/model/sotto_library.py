@@ -3,6 +3,8 @@ import ctypes as c
 import os
 import threading
 
+import numpy as np
+
 CPU = 1
 DTYPES = {"float32": 0x00012002, "float64": 0x00014002, "float16": 0x00011002, "int64": 0x00014000, "int32": 0x00012000,
           "bool": 0x00010801}
@@ -133,6 +135,23 @@ class Library:
         given, made = ((Buffer * len(arrays))(*[buffer(a) for a in arrays]) for arrays in (inputs, outputs))
         call = Call(struct_size=c.sizeof(Call), codec=codec)
         self.call("sotto_all_reduce", comm, given, made, c.c_uint64(len(inputs)), c.byref(call), None)
+
+    def codec_state(self, codec):
+        """This rank's residuals, SOTTO_STATE_EXACT: float32 by name of the section (core/state/blob.h)."""
+        size = c.c_uint64()
+        self.call("sotto_codec_state_export", codec, 1, None, c.c_uint64(0), c.byref(size))
+        blob = c.create_string_buffer(size.value)
+        self.call("sotto_codec_state_export", codec, 1, blob, size, c.byref(size))
+        out, at = {}, 24
+        for _ in range(int.from_bytes(blob.raw[12:16], "little")):
+            length = int.from_bytes(blob.raw[at : at + 4], "little")
+            name, at = blob.raw[at + 4 : at + 4 + length].decode(), at + 4 + length
+            count = int.from_bytes(blob.raw[at : at + 8], "little")
+            data, at = blob.raw[at + 8 : at + 8 + count], at + 8 + count
+            at += -at % 8
+            if name.endswith("_error"):
+                out[name] = np.frombuffer(data, np.float32)
+        return out
 
     def step(self, optimizer):
         self.call("sotto_optim_step", optimizer, None, None)
