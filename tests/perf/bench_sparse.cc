@@ -1,4 +1,4 @@
-// Row 35: codec topk.
+// Row 31: codec topk.
 #include <fmt/core.h>
 
 #include "core/kernels/sparse.h"

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <sstream>
 #include <stdexcept>
 #include <thread>
@@ -37,6 +38,7 @@ const std::map<std::string, const char*> kCodecs = {
     {"int4", R"("type": "int4", "block": 128)"},
     {"int8", R"("type": "int8", "block": 256)"},
     {"bf16", R"("type": "bf16")"},
+    {"topk", R"("type": "topk")"},
 };
 
 void must(const Status& status) {
@@ -132,9 +134,8 @@ class Rank {
     for (uint32_t i = 0; i < dropped; ++i) run(method);
     must(comm_->barrier());
     const CommCounters before = comm_->counters();
-    const uint64_t encode = cpu_ns({KernelId::kOnebitEncode, KernelId::kQuantEncode});
-    const uint64_t server = cpu_ns({KernelId::kOnebitServer, KernelId::kQuantServer});
-    const uint64_t decode = cpu_ns({KernelId::kOnebitDecode, KernelId::kQuantDecode});
+    const uint64_t encode = cpu_ns(kEncoders), server = cpu_ns(kServers),
+                   decode = cpu_ns(kDecoders);
     const SteadyClock::time_point start = SteadyClock::now();
     for (uint32_t i = 0; i < counted; ++i) run(method);
     const std::chrono::nanoseconds passed = SteadyClock::now() - start;
@@ -143,9 +144,9 @@ class Rank {
     reply["ns"] = passed.count();
     add_bytes(&reply, before, after);
     reply["kernel_ns"] = after.kernel_ns - before.kernel_ns;
-    reply["encode_ns"] = cpu_ns({KernelId::kOnebitEncode, KernelId::kQuantEncode}) - encode;
-    reply["server_ns"] = cpu_ns({KernelId::kOnebitServer, KernelId::kQuantServer}) - server;
-    reply["decode_ns"] = cpu_ns({KernelId::kOnebitDecode, KernelId::kQuantDecode}) - decode;
+    reply["encode_ns"] = cpu_ns(kEncoders) - encode;
+    reply["server_ns"] = cpu_ns(kServers) - server;
+    reply["decode_ns"] = cpu_ns(kDecoders) - decode;
     return reply;
   }
 
@@ -196,6 +197,11 @@ class Rank {
     add("header_planned", before.header_bytes_planned, after.header_bytes_planned);
   }
 
+  static constexpr KernelId kEncoders[] = {KernelId::kOnebitEncode, KernelId::kQuantEncode,
+                                           KernelId::kSparseEncode};
+  static constexpr KernelId kServers[] = {KernelId::kOnebitServer, KernelId::kQuantServer};
+  static constexpr KernelId kDecoders[] = {KernelId::kOnebitDecode, KernelId::kQuantDecode,
+                                           KernelId::kSparseMean};
   static constexpr uint64_t kBulkTag = 1, kUrgentTag = 2;
 
   Call dense(std::vector<float>* in, std::vector<float>* out, uint64_t tag = 0) const {
@@ -220,8 +226,11 @@ class Rank {
     if (codec == nullptr) {
       const auto json = kCodecs.find(method);
       if (json == kCodecs.end()) throw std::runtime_error("no method '" + method + "'");
-      const std::string settings = fmt::format(R"({{{}, "hierarchy": "{}"}})", json->second,
-                                               hierarchy_name(comm_->levels().kind));
+      std::string levels;  // one is the default, and topk has no others
+      if (comm_->levels().kind != Hierarchy::kFlat) {
+        levels = fmt::format(R"(, "hierarchy": "{}")", hierarchy_name(comm_->levels().kind));
+      }
+      const std::string settings = fmt::format("{{{}{}}}", json->second, levels);
       Result<std::shared_ptr<Codec>> made =
           Codec::create(comm_, settings, {in_.size()}, {Dtype::kF32});
       must(made.status());
@@ -230,7 +239,7 @@ class Rank {
     return codec;
   }
 
-  uint64_t cpu_ns(std::initializer_list<KernelId> kernels) const {
+  uint64_t cpu_ns(std::span<const KernelId> kernels) const {
     uint64_t sum = 0;
     for (const KernelId id : kernels) sum += device_->cpu_ns(id);
     return sum;

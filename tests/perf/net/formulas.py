@@ -3,6 +3,7 @@
 ONE_HOP_BYTES = 64 * 1024  # up to which a dense all-reduce sends everything to everybody
 # elements and bytes of a unit of a compressed payload
 UNITS = {"1bit": (8, 1), "bf16": (1, 2), "int8": (256, 260), "int4": (128, 68)}
+TOPK_BLOCK, TOPK_OF_BLOCK = 4096, 64  # elements, and how many of them are sent
 
 
 def chunk(n, ranks, rank):
@@ -24,8 +25,25 @@ def coded(method, elements):
     return elements // unit * size
 
 
+def topk_block(elements):
+    """Of the defaults: Elias-Fano or a bitmap, codes of 2 bits, two levels."""
+    k = min(elements, max(1, (2 * elements * TOPK_OF_BLOCK + TOPK_BLOCK) // (2 * TOPK_BLOCK)))
+    low = (elements // k).bit_length() - 1
+    upper = k + ((elements - 1) >> low)
+    index = 0 if k == elements else min(-(-k * low // 8) + -(-upper // 8), -(-elements // 8))
+    return index + -(-2 * k // 8) + 4
+
+
+def topk(n):
+    """Of one tensor."""
+    blocks, rest = divmod(n, TOPK_BLOCK)
+    return blocks * topk_block(TOPK_BLOCK) + (topk_block(rest) if rest else 0)
+
+
 def payload(method, n, ranks, rank):
     """In one level."""
+    if method == "topk":
+        return (ranks - 1) * topk(n)
     if method == "fp32":
         if 4 * n * (ranks - 1) <= ONE_HOP_BYTES:
             return 4 * n * (ranks - 1)

@@ -22,11 +22,12 @@ ROWS = {
     16: ("gloo / our fp32", "gloo among the peers"),
     17: ("our codec: time / (its share of the bytes x our fp32)", "any rate but none"),
     19: ("small all-reduces: ours / Open MPI, and peer / ours", "any"),
+    31: ("gloo / our topk, 2 bits of 64 in 4096", "gloo among the peers, any rate but none"),
     28: ("goodput / rate", "a delay of at least 20 ms, any rate but none"),
 }
 # (row, link): target; a row has none elsewhere. Link: rate in 10^6 bit/s, None: no limit.
 TARGETS = {(10, 100): 31, (10, 10): 31, (11, 1000): 20, (12, 10000): 6, (13, None): 3, (14, 100): 1.03, (14, 1000): 1.20,
-           (15, None): 25, (16, 1000): 0.99, (16, None): 1.15, (17, 100): 1 / 0.97, (28, 1000): 0.90}
+           (15, None): 25, (16, 1000): 0.99, (16, None): 1.15, (17, 100): 1 / 0.97, (28, 1000): 0.90, (31, 100): 60, (31, 10000): 4}
 LESS_IS_BETTER = (14, 17)
 # On one host by shared memory, (ranks, what): target.
 HOST_TARGETS = {(4, "tcp"): 1.5, (4, "peer"): 1.0, (2, "4 B"): 0.5}
@@ -73,9 +74,7 @@ def applicable(bits_per_second, delay_s, peers):
         if delay_s >= WAN_S:
             rows.add(28)
     if "gloo" in peers:
-        rows.add(16)
-        if bits_per_second is None:
-            rows.add(15)
+        rows |= {15, 16} if bits_per_second is None else {16, 31}
     return rows
 
 
@@ -116,6 +115,9 @@ def large_rows(figures, wanted, bits_per_second, crowding):
     if 16 in wanted and ("gloo", "fp32") in figures:
         gloo = figures["gloo", "fp32"]
         rows.append(_row(16, mbit, "gloo fp32 / our fp32", [g / o for g, o in zip(gloo.ms, dense.ms)]))
+    if 31 in wanted and ("gloo", "fp32") in figures:
+        gloo, topk = figures["gloo", "fp32"], figures["sotto", "topk"]
+        rows.append(_row(31, mbit, "gloo fp32 / our topk", [g / o for g, o in zip(gloo.ms, topk.ms)]))
     for method in ("bf16", "int8", "int4"):
         if 17 in wanted:
             figure = figures["sotto", method]

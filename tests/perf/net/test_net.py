@@ -74,6 +74,11 @@ class Formulas(unittest.TestCase):
     def test_a_compressed_one_is_padded(self):
         self.assertEqual(formulas.payload("1bit", 1, 4, 0), 2 * 3 * 64)
 
+    def test_topk_goes_to_everybody(self):
+        self.assertEqual(formulas.payload("topk", 4096, 2, 0), 84)
+        self.assertEqual(formulas.payload("topk", 3 * 4096 + 1, 4, 1), 3 * (3 * 84 + 5))  # of one element: a code and levels
+        self.assertEqual(formulas.topk_block(2049), 32 * 6 // 8 + 8 + 8 + 4)  # 32 of them, 6 low bits, 64 upper ones
+
     def test_two_levels(self):
         hosts, per_host = 2, 2
         for method in ("fp32", "int8", "1bit"):
@@ -121,6 +126,10 @@ class Wrong(unittest.TestCase):
     def test_one_bit_that_points_nowhere(self):
         self.assertIn("relative error", self.check("1bit", self.reply(error_rms=1.0))[0])
 
+    def test_topk_that_sends_nothing(self):
+        self.assertIn("relative error 1.000; at most 0.99", self.check("topk", self.reply(error_rms=1.0))[0])
+        self.assertEqual(self.check("topk", self.reply(error_rms=0.98)), [])
+
     def test_counters(self):
         n, ranks = 100_000, 2
         right = [{"payload": 3 * formulas.payload("1bit", n, ranks, r), "header": 10} for r in range(ranks)]
@@ -160,6 +169,15 @@ class Rows(unittest.TestCase):
         self.assertAlmostEqual(row.ratio, 26)
         self.assertEqual(row.verdict, "reached")
         self.assertEqual(rows.best_peer(self.figures).side, "mpich")
+
+    def test_topk_is_row_31(self):
+        self.figures["sotto", "topk"] = figure("sotto", "topk", 0.9, 1.0, 0.9)
+        row = self.rows({31}, 100e6)[31, "gloo fp32 / our topk"]
+        self.assertAlmostEqual(row.ratio, 60 / 0.9)
+        self.assertEqual(row.verdict, "reached")
+        self.assertEqual([r for r, _ in self.rows({31}, 10e9)], [31])
+        del self.figures["gloo", "fp32"]
+        self.assertEqual(self.rows({31}, 100e6), {})
 
     def test_bound(self):
         # Wire: 1000 bytes at 10 Mbit/s and 95.6 %: 0.837 ms, half of it below the kernels' 2 and 4 ms (2 ranks per core).
@@ -201,7 +219,7 @@ class Options(unittest.TestCase):
                 return err.getvalue()
 
     def test_rows(self):
-        self.assertEqual(self.parse().rows, {10, 14, 16, 17, 19})
+        self.assertEqual(self.parse().rows, {10, 14, 16, 17, 19, 31})
         self.assertEqual(self.parse("--rate", "none", "--peers", "").rows, {13, 19})
         self.assertEqual(self.parse("--rate", "none").rows, {13, 15, 16, 19})
         self.assertEqual(self.parse("--rate", "1gbit", "--delay", "50ms", "--rows", "28,11").rows, {11, 28})
