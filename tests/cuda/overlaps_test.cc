@@ -1,5 +1,7 @@
 // Overlaps of gradients on CUDA devices: what is ready is so behind streams, of which a bucket may
 // have several, and the host waits for the end alone.
+#include <fmt/core.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -8,6 +10,7 @@
 
 #include "tests/cuda/device_memory.h"
 #include "tests/cuda/transports.h"
+#include "tests/support/small_model.h"
 
 namespace sotto::test {
 namespace {
@@ -223,17 +226,35 @@ void steps(const Member& self, const char* json) {
   OK(sotto_overlap_destroy(overlap));
 }
 
-TEST(CudaOverlaps, StepsComeAfterTheStreamsOfTheirGradients) {
+void expect_same_steps(const std::string& optimizer, const std::string& more) {
+  const std::string json = "{\"optimizer\": " + optimizer + more + "}";
   for (const char* transport : transports_under_test()) {
-    for (const char* json :
-         {R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.1}}, "gradient_clipping": 9})",
-          R"({"optimizer": {"type": "OneBitLamb", "params": {"lr": 0.1, "freeze_step": 2}},
-              "sotto": {"granularity": "bucket", "bucket_elements": 8192}})"}) {
-      WorldOptions options;
-      options.transport = transport;
-      options.on_rank = [](int32_t rank) { CUDA_OK(cudaSetDevice(device_of(rank))); };
-      EXPECT_EQ(run_world(2, options, [&](Member& self) { steps(self, json); }), "") << transport;
-    }
+    WorldOptions options;
+    options.transport = transport;
+    options.on_rank = [](int32_t rank) { CUDA_OK(cudaSetDevice(device_of(rank))); };
+    EXPECT_EQ(run_world(2, options, [&](Member& self) { steps(self, json.c_str()); }), "")
+        << json << " over " << transport;
+  }
+}
+
+constexpr const char* kAdamW = R"({"type": "AdamW", "params": {"lr": 0.1}})";
+
+TEST(CudaOverlaps, StepsComeAfterTheStreamsOfTheirGradients) {
+  for (const char* optimizer : kOptimizers) expect_same_steps(optimizer, "");
+  expect_same_steps(kAdamW, R"(, "gradient_clipping": 9)");
+  for (const char* type : {"OneBitAdam", "OneBitLamb"}) {
+    expect_same_steps(
+        fmt::format(R"({{"type": "{}", "params": {{"lr": 0.1, "freeze_step": 2}}}})", type),
+        R"(, "sotto": {"granularity": "bucket", "bucket_elements": 8192})");
+  }
+}
+
+TEST(CudaOverlaps, StepsWithCodecsComeAfterTheStreamsOfTheirGradients) {
+  for (const char* codec :
+       {R"("onebit", "granularity": "bucket", "bucket_elements": 8192)", R"("onebit")", R"("int8")",
+        R"("int4")", R"("bf16")", R"("fp16")", R"("topk")"}) {
+    expect_same_steps(kAdamW,
+                      fmt::format(R"(, "sotto": {{"gradient_codec": {{"type": {}}}}})", codec));
   }
 }
 
