@@ -156,7 +156,7 @@ build() {
   # The programs find libraries beside themselves, wherever they are.
   # shellcheck disable=SC2016  # the dynamic linker knows $ORIGIN
   local -a configure=(--preset cuda "-DCMAKE_MAKE_PROGRAM=$ninja" -DCMAKE_BUILD_RPATH_USE_ORIGIN=ON
-    '-DCMAKE_BUILD_RPATH=$ORIGIN/../lib' -DCMAKE_NO_BUILTIN_CHRPATH=ON)
+    '-DCMAKE_BUILD_RPATH=$ORIGIN/../lib')
   [ -z "$arch" ] || configure+=("-DSOTTO_CUDA_ARCHITECTURES=$arch")
   "$cmake" "${configure[@]}" || die "configuring failed: integration/setup.sh installs what is missing, but the CUDA toolkit"
   "$cmake" --build --preset cuda --target sotto-cli "${programs[@]}" -j "$(cores)" || die "building failed"

@@ -14,6 +14,22 @@ PROGRAMS = ("sotto", "sotto-run", "sotto-perf-gpu", "sotto-test-cuda_device", "s
             "sotto-test-conformance", "sotto-test-nccl_ranks")
 # What a build needs beside these.
 TOOLS = {"cmake": "", "strip": 'cp "$3" "$2"', "ldd": "", "git": "echo 0a1b2c3", "nvcc": "echo 'tools, release 13.0, V13.0.1'"}
+# A library and programs that are installed, under the names of ours.
+SMALL_PROJECT = """cmake_minimum_required(VERSION 3.25)
+project(small C)
+set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+file(WRITE library.c "int answer(void) { return 42; }")
+file(WRITE program.c "int answer(void); int main(void) { return answer(); }")
+add_library(sotto SHARED library.c)
+set_target_properties(sotto PROPERTIES VERSION 0.2.0 SOVERSION 0)
+foreach(program sotto-cli PROGRAMS)
+  add_executable(${program} program.c)
+  target_link_libraries(${program} PRIVATE sotto)
+endforeach()
+set_target_properties(sotto-cli PROPERTIES OUTPUT_NAME sotto INSTALL_RPATH "$ORIGIN/../lib")
+install(TARGETS sotto sotto-run sotto-cli)
+"""
 # Notes its name, its words and its environment, and does what the file of its name says.
 PROGRAM = """#!/bin/bash
 printf '%s\\n' "${0##*/} $*" >>"$STAND_INS/calls"
@@ -53,6 +69,16 @@ class Checkout:
         self.does("sotto-run", 'shift 3; exec "$@"')
         self.program(self.stand_ins, "nvidia-smi", "echo 580.1")
         self.python()
+
+    def small_project(self):
+        """For the cmake, ninja, strip and ldd of this machine."""
+        shutil.copy(ROOT / "integration/common.sh", self.root / "integration/common.sh")
+        shutil.copy(ROOT / "CMakePresets.json", self.root / "CMakePresets.json")
+        programs = " ".join(name for name in PROGRAMS if name != "sotto")
+        (self.root / "CMakeLists.txt").write_text(SMALL_PROJECT.replace("PROGRAMS", programs), encoding="utf-8")
+        for name in ("cmake", "strip", "ldd"):
+            (self.stand_ins / name).unlink()
+        shutil.rmtree(self.root / "build")
 
     def program(self, place, name, does=None):
         (place / name).write_text(PROGRAM, encoding="utf-8")
@@ -187,6 +213,17 @@ END""")
         self.assertEqual(answer.returncode, 0, answer.stdout + answer.stderr)
         for tool in TOOLS:
             self.assertNotIn(tool, answer.names)
+
+    def test_cmake_takes_how_it_is_configured(self):
+        checkout = self.checkout()
+        checkout.small_project()
+        answer = checkout.run("--build-only", "--arch", "90")
+        self.assertEqual(answer.returncode, 0, answer.stdout + answer.stderr)
+        carried = Path(self.folder) / "carried"
+        checkout.carried.rename(carried)
+        shutil.rmtree(checkout.root)
+        for name in PROGRAMS:
+            self.assertEqual(subprocess.run([carried / "bin" / name], check=False).returncode, 42, name)
 
     def test_a_build_that_breaks_off_is_none(self):
         checkout = self.checkout()
