@@ -69,7 +69,7 @@ from_here() {
 }
 
 parse() {
-  build=yes run=yes folder='' arch='' only='' shard='' strict=no bench=yes n=340000000 json='' python=''
+  build=yes run=yes folder='' arch='' only='' shard='' strict=no bench=yes n='' json='' python=''
   nccl=$(from_here "${SOTTO_NCCL_LIBRARY:-}")
   while [ $# -gt 0 ]; do
     case $1 in
@@ -82,7 +82,10 @@ parse() {
         case $1 in
           --folder) folder=$(realpath -m "$2") ;;
           --arch) arch=$2 ;;
-          --only) only=$2 ;;
+          --only)
+            only=$2
+            [ -n "${only//,/}" ] || usage_error "--only names no suite"
+            ;;
           --shard) shard=$2 ;;
           --n) n=$2 ;;
           --json) json=$(realpath -m "$2") ;;
@@ -96,31 +99,39 @@ parse() {
   done
   [ -n "$folder" ] || folder=$SOTTO_ROOT/build/gpu
   check_options
+  [ -n "$n" ] || n=340000000
   plan
 }
 
 check_options() {
   local name
+  local -a names
   [ "$build$run" != nono ] || usage_error "--no-build and --build-only leave nothing to do"
   [ "$build" = yes ] || [ -z "$arch" ] || usage_error "--arch is for a build, which --no-build leaves out"
-  [ "$run" = yes ] || [ "$strict$bench$only$shard" = noyes ] ||
-    usage_error "--only, --shard, --strict and --no-bench are for a run, which --build-only leaves out"
+  [ "$run" = yes ] || [ "$strict$bench$only$shard$n$json$python" = noyes ] ||
+    usage_error "--only, --shard, --strict, --no-bench, --n, --json and --python are for a run, which --build-only leaves out"
   [ "$bench" = yes ] || [ -z "$only" ] || usage_error "--only names the suites already, without --no-bench"
+  if [ -n "$n$json" ] && { [ "$bench" = no ] || [[ -n $only && ,$only != *,bench* && ,$only != *,peers* ]]; }; then
+    usage_error "--n and --json are for benchmarks, of which there are none to run"
+  fi
+  [[ -z $n || $n =~ ^[1-9][0-9]*$ ]] || usage_error "--n is '$n', expected a number of elements"
+  [ -z "$json" ] || [ -d "${json%/*}/" ] || usage_error "--json is '$json', in a folder that does not exist"
   [ -n "$shard" ] || shard=1/1
   if ! [[ $shard =~ ^[1-9][0-9]{0,3}/[1-9][0-9]{0,3}$ ]] || [ "${shard%/*}" -gt "${shard#*/}" ]; then
     usage_error "--shard is '$shard', expected I/N with I from 1 to N"
   fi
-  for name in ${only//,/ }; do
-    [[ " $(all_parts) " == *" $name "* ]] || usage_error "--only names '$name', which is no suite, nor SUITE@ENVIRONMENT"
+  IFS=, read -ra names <<<"$only"
+  for name in "${names[@]}"; do
+    [ -z "$name" ] || grep -qxF -- "$name" < <(all_parts) || usage_error "--only names '$name', which is no suite, nor SUITE@ENVIRONMENT"
   done
 }
 
-# Every name that --only knows.
+# Every name that --only knows, one a line.
 all_parts() {
   local suite name minutes shards environments
   for suite in "${suites[@]}"; do
     read -r name minutes shards environments _ <<<"$suite"
-    printf '%s ' "$name" "$name@${environments//,/ $name@}"
+    printf '%s\n' "$name" "$name@${environments//,/$'\n'$name@}"
   done
 }
 

@@ -136,7 +136,12 @@ class Options(Gpu):
                 (["--only", "device", "--shard", "2/3"], "leaves nothing to run"),
                 (["--only", "bench", "--no-bench"], "without --no-bench"), (["--no-build", "--build-only"], "nothing to do"),
                 (["--no-build", "--arch", "90"], "--arch is for a build"), (["--build-only", "--strict"], "are for a run"),
-                (["--build-only", "--only", "device"], "are for a run")):
+                (["--build-only", "--only", "device"], "are for a run"), (["--build-only", "--n", "5"], "are for a run"),
+                (["--build-only", "--json", "x"], "are for a run"), (["--build-only", "--python", "x"], "are for a run"),
+                (["--only", ","], "names no suite"), (["--only", "", "--no-build"], "names no suite"),
+                (["--n", "340M"], "'340M'"), (["--n", "0"], "'0'"), (["--json", "no/such/x"], "no/such/x"),
+                (["--no-bench", "--n", "5"], "benchmarks"), (["--no-bench", "--json", "x"], "benchmarks"),
+                (["--only", "device", "--n", "5"], "benchmarks")):
             answer = checkout.run(*words)
             self.assertEqual(answer.returncode, 2, words)
             self.assertIn(text, answer.stderr)
