@@ -105,7 +105,7 @@ parse() {
 
 check_options() {
   local name
-  local -a names
+  local -a wanted_parts
   [ "$build$run" != nono ] || usage_error "--no-build and --build-only leave nothing to do"
   [ "$build" = yes ] || [ -z "$arch" ] || usage_error "--arch is for a build, which --no-build leaves out"
   [ "$run" = yes ] || [ "$strict$bench$only$shard$n$json$python" = noyes ] ||
@@ -120,8 +120,8 @@ check_options() {
   if ! [[ $shard =~ ^[1-9][0-9]{0,3}/[1-9][0-9]{0,3}$ ]] || [ "${shard%/*}" -gt "${shard#*/}" ]; then
     usage_error "--shard is '$shard', expected I/N with I from 1 to N"
   fi
-  IFS=, read -ra names <<<"$only"
-  for name in "${names[@]}"; do
+  IFS=, read -ra wanted_parts <<<"$only"
+  for name in "${wanted_parts[@]}"; do
     [ -z "$name" ] || grep -qxF -- "$name" < <(all_parts) || usage_error "--only names '$name', which is no suite, nor SUITE@ENVIRONMENT"
   done
 }
