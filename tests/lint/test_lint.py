@@ -60,7 +60,7 @@ class Includes(unittest.TestCase):
                 self.assert_allowed(f"core/{higher}/a.cc", f"core/{lower}/b.h")
                 self.assert_caught(f"core/{lower}/a.cc", f"core/{higher}/b.h", f"core/{higher}")
 
-    def test_rooms_of_one_tier_do_not_see_each_other(self):
+    def test_folders_of_one_tier_do_not_see_each_other(self):
         self.assert_caught("core/wire/a.cc", "core/cpu/b.h", "core/cpu")
         self.assert_caught("core/cpu/a.h", "core/wire/b.h", "core/wire")
 
@@ -76,12 +76,12 @@ class Includes(unittest.TestCase):
         for included in ("capi/src/guard.h", "transports/tcp/tcp.h", "sotto/sotto.h", "integration/cli/a.h"):
             self.assert_caught("core/engine/a.cc", included, "must not include")
 
-    def test_a_new_room_of_core_needs_a_rule(self):
+    def test_a_new_folder_of_core_needs_a_rule(self):
         self.assertIn("no rule", include_problems("core/novel/a.cc", "#include <vector>")[0])
 
     def test_transports(self):
-        for room in ("base", "kernels", "iface", "wire"):
-            self.assert_allowed("transports/tcp/a.cc", f"core/{room}/b.h")
+        for folder in ("base", "kernels", "iface", "wire"):
+            self.assert_allowed("transports/tcp/a.cc", f"core/{folder}/b.h")
         self.assert_allowed("transports/tcp/a.cc", "transports/tcp/b.h")
         self.assert_caught("transports/tcp/a.cc", "core/engine/b.h", "core/engine")
         self.assert_caught("transports/tcp/a.cc", "transports/inproc/b.h", "transports/inproc")
