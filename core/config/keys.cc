@@ -317,7 +317,7 @@ constexpr KeySpec kTable[] = {
     {kCodec, "hierarchy", kServed, kText, false, kNoRange, kHierarchies, kActs, "two levels: full precision inside hosts, the codec between them"},
     {kCodec, "block", kSparse, kInt, false, NumberRange{kMinSparseBlock, kMaxSparseBlock}, "", kActs, "elements of which k are sent"},
     {kCodec, "k", kSparse, kInt, false, NumberRange{1, kMaxSparseBlock}, "", kActs, "elements that are sent of a block"},
-    {kCodec, "bits", kSparse, kInt, false, NumberRange{2, 32}, "", kActs, "of a value"},
+    {kCodec, "bits", kSparse, kInt, false, kCount, "", kActs, "of a value"},
     {kCodec, "index", kSparse, kText, false, kNoRange, "ef|packed", kActs, "how indices are sent: Elias-Fano or a bitmap, or numbers of equal length"},
     {kCodec, "error_decay", kSparse, kNumber, false, kClosedUnit, "", kActs, "what error feedback is multiplied with in each call"},
     {kCodec, "exchange", kSparse, kText, false, kNoRange, "gather|two_phase", kActs, "who adds up: every rank all blocks, or each its own and sends the mean"},

@@ -454,7 +454,27 @@ TEST(ConfigOuterIdle, KeysOfTheRestOfTheFile) {
       R"({"optimizer": {"type": "OneBitLamb"}, "sotto": {"scale": "l1", "outer": {}}})");
   ASSERT_TRUE(one_bit.ok()) << one_bit.status().text();
   EXPECT_THAT(one_bit->warnings, ElementsAre("sotto.scale: " + why));
-  EXPECT_THAT(parse_file(R"({"codec": "int8"})").warnings, IsEmpty());
+  EXPECT_THAT(parse_file(R"({"codec": {"type": "int8", "residual": false}})").warnings, IsEmpty());
+}
+
+TEST(ConfigOuterIdle, StatesThatDoNotHoldErrorFeedback) {
+  const auto warnings = [](const char* outer, const char* checkpoint) {
+    const Result<Config> config = parse_config(fmt::format(
+        R"({{"optimizer": {{"type": "AdamW"}}, "sotto": {{{} "outer": {}}}}})", checkpoint, outer));
+    EXPECT_TRUE(config.ok()) << config.status().text();
+    return config->warnings;
+  };
+  const std::string rest =
+      " does not hold the error feedback of sotto.outer.codec: on several ranks exports as "
+      "configured are refused; set exact or reset";
+  EXPECT_THAT(warnings(R"({"codec": "onebit"})", ""),
+              ElementsAre("sotto.checkpoint: mean, the default," + rest));
+  EXPECT_THAT(warnings(R"({"preset": "sparse_loco"})", R"("checkpoint": "mean",)"),
+              ElementsAre("sotto.checkpoint: mean" + rest));
+  for (const char* mode : {R"("checkpoint": "exact",)", R"("checkpoint": "reset",)"})
+    EXPECT_THAT(warnings(R"({"codec": "onebit"})", mode), IsEmpty());
+  EXPECT_THAT(warnings(R"({"codec": {"type": "int4", "residual": false}})", ""), IsEmpty());
+  EXPECT_THAT(warnings("{}", ""), IsEmpty());
 }
 
 // ---- what follows from the settings
