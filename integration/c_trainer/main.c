@@ -223,6 +223,13 @@ static void flush(Trainer* t) {
   t->last_ns = now;
 }
 
+/* The last step as two spans of the time line, if SOTTO_TRACE asks for one. */
+static void trace_step(Trainer* t, int64_t begin_ns, int64_t computed_ns) {
+  sotto_context* context = t->ranks.context;
+  check(sotto_trace_span(context, "compute", begin_ns, computed_ns), "sotto_trace_span");
+  check(sotto_trace_span(context, "sotto_optim_step", computed_ns, t->last_ns), "sotto_trace_span");
+}
+
 /* Returns whether the parameters were updated. */
 static int train_step(Trainer* t) {
   StepRecord record = {.lr = t->info.lr, .loss_scale = t->info.loss_scale, .stage = next_stage(t)};
@@ -230,10 +237,11 @@ static int train_step(Trainer* t) {
   sotto_op* op = NULL;
   record.loss = compute_gradient(t);
   if (t->record) record_step(t->record, t->model);
-  const int64_t computed_ns = now_ns();
+  const int64_t begin_ns = t->last_ns, computed_ns = now_ns();
   check(sotto_optim_step(t->optim, NULL, &op), "sotto_optim_step");
   finish_op(op, &stats, "sotto_optim_step");
   account(t, &stats, computed_ns, &record);
+  trace_step(t, begin_ns, computed_ns);
   if (t->ranks.rank == 0) log_step(&t->log, &t->totals, &record);
   return record.stage != SKIPPED;
 }

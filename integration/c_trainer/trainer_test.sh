@@ -59,11 +59,15 @@ bytes_as_planned() {
 }
 
 test_figures() {
+  local span
   run_well whole --save "$work/whole.d" --save-every 1000
   [ "$(wc -l <"$work/whole.jsonl")" = 63 ] || fail "60 steps and 3 evaluations should be 63 lines"
   bytes_as_planned whole
-  run_well again
+  SOTTO_TRACE=$work/again run_well again
   same_run whole again
+  for span in compute sotto_optim_step; do
+    [ "$(grep -c "\"name\": \"$span\"" "$work/again.rank1.json")" = 60 ] || fail "the time line has not 60 spans \"$span\""
+  done
   run_well other --seed 2
   [ "$(hash_of whole)" != "$(hash_of other)" ] || fail "another seed gave the same parameters"
 }
