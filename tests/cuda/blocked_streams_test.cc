@@ -223,6 +223,40 @@ TEST_F(CudaStreamOrder, AnOperationThatFailsEndsTheWait) {
             "");
 }
 
+// What has been queued for a failed operation still uses its memory, so it ends with its stream.
+TEST_F(CudaStreamOrder, AFailedOperationEndsWhenItsStreamGoesOn) {
+  std::atomic<bool> goes_on{false};
+  EXPECT_EQ(run_world(2, {},
+                      [&](Member& self) {
+                        Tensors tensors(self.rank == 0 ? Where::kCuda : Where::kHost);
+                        std::vector<float> a(1000, 1);
+                        const sotto_buffer at = tensors.add(a);
+                        sotto_call call = tensors.call();
+                        call.timeout_us = 200'000;
+                        const auto stand_still = [](void* until) {
+                          while (!*static_cast<std::atomic<bool>*>(until))
+                            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                        };
+                        if (self.rank == 0)
+                          CUDA_OK(cudaLaunchHostFunc(tensors.stream(), stand_still, &goes_on));
+                        sotto_op* op = nullptr;
+                        OK(sotto_all_reduce(self.comm, &at, &at, 1, &call, &op));
+                        if (self.rank == 1) {  // which has no stream
+                          FAILS(sotto_op_wait(op, -1), SOTTO_E_TIMEOUT, "");
+                          OK(sotto_op_release(op));
+                          return;
+                        }
+                        while (sotto_comm_error(self.comm, nullptr) == SOTTO_OK)
+                          OK(sotto_context_poll(self.context, 1000));
+                        require(sotto_op_wait(op, 20'000) == SOTTO_IN_PROGRESS, "under way");
+                        goes_on = true;
+                        FAILS(sotto_op_wait(op, -1), SOTTO_E_TIMEOUT, "");
+                        OK(sotto_op_release(op));
+                        tensors.sync();
+                      }),
+            "");
+}
+
 // The thread goes on, the stream waits, and the device ends that.
 TEST_F(CudaBlockedStreams, GoOnWithoutTheHost) {
   const uint64_t writes = fake_cuda::calls("cuStreamWriteValue32");

@@ -66,6 +66,43 @@ TEST_F(CudaProcess, StreamsOfAThreadAreTakenByCallsAndNotCaptured) {
             "");
 }
 
+// A thread's stream comes after an operation of which another thread drives the host's part.
+TEST_F(CudaProcess, StreamsOfAThreadComeAfterOperationsThatOthersDrive) {
+  fake_cuda::configure({.max_delay_us = 200, .per_thread_stream = true});
+  for (const char* transport : {"inproc", "tcp"}) {
+    WorldOptions options;
+    options.transport = transport;
+    options.on_rank = [](int32_t rank) { CUDA_OK(cudaSetDevice(rank)); };
+    EXPECT_EQ(run_world(2, options,
+                        [](Member& self) {
+                          Tensors tensors(Where::kCuda, self.rank);
+                          std::vector<float> a(3000, 1), sum(3000), copy(3000);
+                          const sotto_buffer in = tensors.add(a), out = tensors.add(sum);
+                          const sotto_buffer to = tensors.add(copy);
+                          const sotto_call call =
+                              call_with([](sotto_call& c) { c.stream = cudaStreamPerThread; });
+                          for (int round = 0; round < 5; ++round) {
+                            CUDA_OK(cudaMemsetAsync(out.data, 0, 12'000, cudaStreamPerThread));
+                            sotto_op* op = nullptr;
+                            OK(sotto_all_reduce(self.comm, &in, &out, 1, &call, &op));
+                            std::jthread drives([op] { (void)sotto_op_wait(op, -1); });
+                            OK(sotto_op_stream_wait(op, cudaStreamPerThread));
+                            CUDA_OK(cudaMemcpyAsync(to.data, out.data, 12'000,
+                                                    cudaMemcpyDeviceToDevice, cudaStreamPerThread));
+                            CUDA_OK(cudaStreamSynchronize(cudaStreamPerThread));
+                            drives.join();
+                            OK(sotto_op_error(op, nullptr));
+                            OK(sotto_op_release(op));
+                            tensors.download();
+                            require(copy == std::vector<float>(3000, 2), "the sum of both");
+                          }
+                          OK(sotto_barrier(self.comm, nullptr, nullptr));
+                        }),
+              "")
+        << transport;
+  }
+}
+
 // What the process sets for a device's default pool is its own, and what the library sets is not
 // the process's.
 TEST_F(CudaProcess, MemoryComesFromAPoolOfTheLibrarysOwn) {

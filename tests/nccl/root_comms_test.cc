@@ -75,6 +75,43 @@ TEST_P(NcclRootComms, AreServedInOneOrderWhateverIsLate) {
   fake_cuda::configure({});
 }
 
+// A device has eight lanes for them; the ninth and tenth share those of others.
+TEST_P(NcclRootComms, MayBeMoreThanThereAreLanes) {
+  fake_cuda::configure({.devices = 4, .max_delay_us = 100, .hardware_queues = GetParam()});
+  WorldOptions options;
+  options.transport = "nccl";
+  options.on_rank = [](int32_t rank) { CUDA_OK(cudaSetDevice(rank + 1)); };
+  EXPECT_EQ(run_world(2, options,
+                      [](Member& self) {
+                        constexpr size_t kComms = 10, kCount = 500;
+                        Tensors tensors(Where::kCuda, self.rank + 1);
+                        sotto_comm* comms[kComms] = {self.comm};
+                        std::vector<std::vector<float>> values(kComms,
+                                                               std::vector<float>(kCount, 1));
+                        sotto_buffer at[kComms];
+                        for (size_t i = 0; i < kComms; ++i) {
+                          if (i != 0) comms[i] = nccl_comm(self, 10'000'000);
+                          at[i] = tensors.add(values[i]);
+                        }
+                        const sotto_call call = tensors.call();
+                        for (int round = 0; round < 3; ++round) {
+                          sotto_op* ops[kComms] = {};
+                          for (size_t i = 0; i < kComms; ++i)
+                            OK(sotto_all_reduce(comms[i], &at[i], &at[i], 1, &call, &ops[i]));
+                          for (sotto_op* op : ops) {
+                            OK(sotto_op_stream_wait(op, tensors.stream()));
+                            OK(sotto_op_release(op));
+                          }
+                        }
+                        tensors.download();
+                        for (const std::vector<float>& sums : values)
+                          require(sums == std::vector<float>(kCount, 8), "three sums");
+                        for (size_t i = 1; i < kComms; ++i) OK(sotto_comm_destroy(comms[i]));
+                      }),
+            "");
+  fake_cuda::configure({});
+}
+
 INSTANTIATE_TEST_SUITE_P(HardwareQueues, NcclRootComms, testing::Values(1, 32),
                          testing::PrintToStringParamName());
 

@@ -96,6 +96,52 @@ TEST(NcclStreamWaits, BlockNoStream) {
   EXPECT_EQ(fake_cuda::calls("cuStreamWaitValue32"), blocks);
 }
 
+// What the stream does with the operands next does not reach the messages, which are sent from them
+// and received into them; whatever device is current, and it stays so.
+TEST(NcclStreamWaits, KeepLaterWorkFromTheMessages) {
+  WorldOptions options = nccl_world();
+  fake_cuda::configure({.devices = 4, .max_delay_us = 300});
+  EXPECT_EQ(run_world(2, options,
+                      [](Member& self) {
+                        constexpr uint64_t kCount = 3000;
+                        Tensors tensors(Where::kCuda, self.rank + 1);
+                        const auto mine = static_cast<float>(self.rank + 1);
+                        std::vector<float> in(kCount), sum(kCount), both(2 * kCount);
+                        std::vector<float> fresh(kCount, mine), late(kCount, -1);
+                        std::vector<float> seen_sum(kCount), seen_both(2 * kCount);
+                        const sotto_buffer from = tensors.add(in);
+                        const sotto_buffer to[] = {tensors.add(sum), tensors.add(both)};
+                        for (std::vector<float>* v : {&fresh, &late, &seen_sum, &seen_both})
+                          (void)tensors.add(*v);
+                        const sotto_call call = tensors.call();
+                        for (int round = 0; round < 10; ++round) {
+                          sotto_op* ops[2] = {};
+                          CUDA_OK(cudaSetDevice(self.rank + 1));
+                          tensors.copy(in, fresh);
+                          CUDA_OK(cudaSetDevice(3));
+                          OK(sotto_all_reduce(self.comm, &from, &to[0], 1, &call, &ops[0]));
+                          OK(sotto_all_gather(self.comm, &from, &to[1], 1, &call, &ops[1]));
+                          for (sotto_op* op : ops) {
+                            OK(sotto_op_stream_wait(op, tensors.stream()));
+                            OK(sotto_op_release(op));
+                          }
+                          int current = -1;
+                          CUDA_OK(cudaGetDevice(&current));
+                          require(current == 3, "the current device is the caller's");
+                          CUDA_OK(cudaSetDevice(self.rank + 1));
+                          tensors.copy(in, late);
+                          tensors.copy(seen_sum, sum);
+                          tensors.copy(seen_both, both);
+                          tensors.copy(sum, late);
+                        }
+                        tensors.download();
+                        require(seen_sum == std::vector<float>(kCount, 3), "the sum");
+                        require(seen_both.front() == 1 && seen_both.back() == 2, "both in turn");
+                        OK(sotto_barrier(self.comm, nullptr, nullptr));
+                      }),
+            "");
+}
+
 TEST(NcclContexts, AreMadeOnDevicesInUseAlone) {
   EXPECT_EQ(run_world(2, nccl_world(),
                       [](Member& self) {
