@@ -27,6 +27,7 @@ LENGTH, RATE, FREEZE_STEP = 32, 3e-4, 4
 BUCKET = 1 << 21  # elements that share a scale, and are sent together
 # Of steps that are timed: variances that were frozen after so few steps let a longer training diverge.
 TIMED_RATE = 1e-8
+ZERO_STAGE = 2  # of DeepSpeed, whose engine reduces during backward in stages 1 to 3
 
 
 class Words(torch.nn.Module):
@@ -44,6 +45,20 @@ class Words(torch.nn.Module):
         return torch.nn.functional.cross_entropy(scores.flatten(0, 1), words[:, 1:].flatten())
 
 
+def deepspeed_engine(model, optimizer, bucket_mb):
+    """DeepSpeed's engine around both, which reduces buckets while backward runs."""
+    import deepspeed  # it takes seconds
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # collectives of its own, which it would compile
+    os.environ.setdefault("LOCAL_RANK", "0")
+    deepspeed.init_distributed("gloo", dist_init_required=False)
+    elements = bucket_mb * 2**20 // 4
+    zero = {"stage": ZERO_STAGE, "overlap_comm": True, "reduce_bucket_size": elements, "allgather_bucket_size": elements}
+    config = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "zero_optimization": zero,
+              "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+
+
 class Trainee:
     """A model and its optimizer."""
 
@@ -52,10 +67,13 @@ class Trainee:
         self.words = sizes[2]
         self.model = Words(*sizes)
         params = self.model.parameters()
-        if method in ("ddp", "alone"):
+        self.engine = None
+        if method in ("ddp", "deepspeed", "alone"):
             self.optimizer = torch.optim.AdamW(params, lr=RATE, fused=True)
             if method == "ddp":
                 self.model = DistributedDataParallel(self.model, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb)
+            elif method == "deepspeed":
+                self.engine = deepspeed_engine(self.model, self.optimizer, bucket_mb)
         elif method.startswith("fp32"):
             self.optimizer = st.AdamW(params, lr=RATE, weight_decay=0.01)
         else:
@@ -76,6 +94,12 @@ class Trainee:
 
     def step(self, number=0):
         words = self.batch(number)
+        if self.engine is not None:
+            loss = self.engine(words)
+            self.engine.backward(loss)
+            with torch.no_grad():  # gloo gathers into views of one tensor
+                self.engine.step()
+            return loss
         self.optimizer.zero_grad()
         loss = self.model(words)
         loss.backward()

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""sotto bench step_ddp: training steps of one model in PyTorch over links of a given rate, ours next to torch's own."""
+"""sotto bench step_ddp: training steps of one model in PyTorch over links of a given rate, ours next to torch's own and DeepSpeed's."""
 
 import argparse
 import json
 import os
 import signal
 import statistics
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,28 +20,30 @@ import lab as labs  # noqa: E402
 import measure  # noqa: E402
 import sides  # noqa: E402
 
-METHODS = ("ddp", "alone", "fp32", "fp32_overlap", "1bit", "1bit_overlap")
+METHODS = ("ddp", "deepspeed", "alone", "fp32", "fp32_overlap", "1bit", "1bit_overlap")
 MODELS = ("tiny", "25m", "110m")
 SERIES_S, MAX_STEPS = 4.0, 10
 # (method, rate in 10^6 bit/s)
 TARGETS = {("fp32_overlap", 1000): 1.0, ("1bit", 1000): 10, ("1bit_overlap", 100): 20, ("1bit", 100): 20}
 BOUND = 1.10  # of a 1-bit step, in times of what it cannot do without
-CLOSE = 2e-3  # of the losses of AdamW here and in torch, relative
+CLOSE = 2e-3  # of the losses of AdamW here, in torch and in DeepSpeed, relative
 
 EPILOG = """\
 Row 20 of the table of targets. Each rank, a process in a network namespace of its own, trains the same transformer on the same
-sequences once for each method, in turns: ddp is torch's DistributedDataParallel over gloo with torch's fused AdamW, fp32 is
+sequences once for each method, in turns: ddp is torch's DistributedDataParallel over gloo with torch's fused AdamW, deepspeed is
+DeepSpeed's engine over gloo with the same optimizer, ZeRO stage 2 and overlap_comm (left out, with the reason, where it cannot be
+imported; on processors it has no streams, so backward() begins a bucket's reduction and waits for it), fp32 is
 sotto.torch.AdamW, 1bit is sotto.torch.OnebitAdam behind its warm-up, with a scale for every 2 Mi elements, both of them adopting
 torch's process group; fp32_overlap and 1bit_overlap are the same with sotto.torch.Overlap, so that backward() begins the step. alone is the
 model with torch's fused AdamW and no average. A step is forward, backward, average and update of one sequence of 32 tokens per rank.
 it / bound is a step next to what none can do without, the longer one of alone and the time of its bytes on the link; target 1.10 at
 1 bit. A figure of a turn is one step of a series, on the slowest rank, after a barrier and a step that does not count; a ratio is one of the same turn; median and interquartile range of
 all turns are shown, and a target counts as reached if the range is below 10 %. Before that, 6 steps of all on the same words: the losses of
-ddp and fp32 have to be equal to 2e-3, those with and without overlap to the bit, all have to fall, and at the end parameters have to
+ddp, deepspeed and fp32 have to be equal to 2e-3, those with and without overlap to the bit, all have to fall, and at the end parameters have to
 be equal on all ranks, bit by bit; if not, the exit code is 1. --methods takes some of them, the first being what others are compared with.
 
-Memory: about 20 bytes per parameter and rank for ddp, 24 and 28 for ours, 32 for 1bit_overlap: 13 GB for 25m on 4 ranks.
-Time: 25m on 4 ranks at 100mbit: 7 minutes. torch has to be installed (integration/setup.sh bench).
+Memory: about 20 bytes per parameter and rank for ddp and deepspeed, 24 and 28 for ours, 32 for 1bit_overlap: 13 GB for 25m on 4 ranks.
+Time: 25m on 4 ranks at 100mbit: 7 minutes, and with deepspeed more, whose steps send 1.5 times the bytes of ddp's. torch has to be installed (integration/setup.sh bench).
 
 Examples:
   sotto bench step_ddp --rate 100mbit
@@ -96,9 +99,26 @@ def enter(arguments):
         raise labs.LabError(f"network namespaces are not possible here: {reason}")
 
 
-def start(lab, ranks, programs):
+def without_deepspeed(python):
+    """Why there is none in this Python; None if there is."""
+    asked = subprocess.run([python, "-c", "import deepspeed"], capture_output=True, text=True, check=False)
+    return None if asked.returncode == 0 else (asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"])[-1]
+
+
+def present(names, python):
+    """The methods that can run; those that cannot are told. Raises Missing where none is left."""
+    reason = without_deepspeed(python) if "deepspeed" in names else None
+    if reason is None:
+        return list(names)
+    left = [name for name in names if name != "deepspeed"]
+    if not left:
+        raise sides.Missing(f"deepspeed cannot be imported by {python}: {reason}")
+    say(f"deepspeed is left out, since {python} cannot import it: {reason}")
+    return left
+
+
+def start(lab, ranks, programs, python):
     """All ranks, each with a model for each method."""
-    python = sides.python_with_torch()
     library = os.environ.get("SOTTO_LIBRARY") or str(programs.parent / "lib/libsotto.so")
     common = {**lab.environment, "WORLD_SIZE": str(ranks), "MASTER_ADDR": lab.address(0), "MASTER_PORT": str(sides.free_port()),
               "GLOO_SOCKET_IFNAME": lab.interface, "OMP_NUM_THREADS": "1", "SOTTO_CPU_THREADS": "1", "SOTTO_LIBRARY": library,
@@ -121,9 +141,10 @@ def warm_up(side, model, bucket_mb, figures):
         if not figure.losses[-1] < figure.losses[0]:
             wrong.append(f"{figure.method}: the loss went from {figure.losses[0]:.4f} to {figure.losses[-1]:.4f}")
     of = {figure.method: figure.losses for figure in figures}
-    theirs, ours = of.get("ddp"), of.get("fp32")
-    if theirs and ours and any(abs(a - b) > CLOSE * abs(a) for a, b in zip(theirs, ours)):
-        wrong.append(f"the losses of AdamW differ: {theirs} in torch, {ours} here")
+    for name, where in (("fp32", "here"), ("deepspeed", "in DeepSpeed")):
+        theirs, ours = of.get("ddp"), of.get(name)
+        if theirs and ours and any(abs(a - b) > CLOSE * abs(a) for a, b in zip(theirs, ours)):
+            wrong.append(f"the losses of AdamW differ: {theirs} in torch, {ours} {where}")
     for name in ("fp32", "1bit"):
         overlapped = of.get(name + "_overlap")
         if overlapped and name in of and overlapped != of[name]:
@@ -220,10 +241,11 @@ def run(options):
     """Texts of what was wrong."""
     programs = Path(options.sotto_perf).resolve().parent
     lab = labs.Lab(options.ranks, options.rate, programs)
-    figures = [Figure(method) for method in options.methods]
     try:
+        python = sides.python_with_torch()
+        figures = [Figure(method) for method in present(options.methods, python)]
         say(f"links of {options.rate}, {options.ranks} ranks on {len(os.sched_getaffinity(0))} cores; {lab.description}")
-        side = start(lab, options.ranks, programs)
+        side = start(lab, options.ranks, programs, python)
         try:
             parameters, wrong = warm_up(side, options.model, options.bucket_mb, figures)
             for figure in figures:
