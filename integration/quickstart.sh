@@ -8,8 +8,10 @@ set -euo pipefail
 RANKS=4
 MOST_RANKS=16
 SHARDED=onebit_lamb_sharded # the run in two levels
+UNLIMITED=-unlimited        # behind the name of a run whose links have no limit
 FULL_STEPS=3600
 QUICK_STEPS=500
+TRACED_STEPS=60 # of runs for the report's time line
 BUILD=$SOTTO_ROOT/build/quickstart
 LAB=$SOTTO_ROOT/integration/netns/lab.sh
 
@@ -19,12 +21,14 @@ usage: integration/quickstart.sh [options]
 
 Installs what is missing (Debian, root), builds, trains with LAMB and with 1-bit LAMB on $RANKS ranks, every link at
 100 Mbit/s, and writes lamb.jsonl, onebit_lamb.jsonl, summary.json and report.html.
-  --quick          90 seconds instead of 8 minutes; its losses mean little
+  --quick          100 seconds instead of 8 minutes; its losses mean little
   --steps N        optimizer steps per run ($FULL_STEPS); the schedule is scaled to them
   --seeds S,S,..   repeat with these seeds; summary.json then has each of them, and means (default: one run, seed 1)
   --config FILE    train with this configuration too (a DeepSpeed file NAME.json); the report and summary.json then have
                    NAME next to the two, and its log is NAME.jsonl. Its schedule is scaled like theirs, if it has a
-                   scheduler with total_num_steps. Examples: integration/configs/onebit_adam.json, zeroone_adam.json
+                   scheduler with total_num_steps. Examples: integration/configs/co2_lamb.json, onebit_adam.json
+  --unlimited-too  with --config: train NAME once more with no limit on the links, so that the report and summary.json
+                   say what the network costs it; the log of that run is NAME$UNLIMITED.jsonl
   --data PATH...   text files, or directories searched for .py files (default: this machine's Python library)
   --links MBIT     rate of every link in Mbit/s (100)
   --hosts HxR      H hosts of R ranks each, 2x2 and more, at most $MOST_RANKS ranks: links are between hosts, and ranks of a host
@@ -56,7 +60,7 @@ parse_seeds() {
 # Names of an additional run: files and keys of summary.json that a quickstart has anyway are taken.
 is_run_name() {
   [[ $1 =~ ^[A-Za-z][A-Za-z0-9_]{0,39}$ ]] || return 1 # as run_name in report/quickstart.py
-  case $1 in lamb | onebit_lamb | links_mbit | isolation | hosts | hierarchy | unigram_entropy | seeds | ratios*) return 1 ;; esac
+  case $1 in lamb | onebit_lamb | links_mbit | isolation | hosts | hierarchy | network_costs | unigram_entropy | seeds | ratios*) return 1 ;; esac
 }
 
 # Sets hosts, per_host and RANKS, and extra to the name of the run in two levels.
@@ -78,10 +82,11 @@ digits and _ (at most 40, the first a letter), and neither lamb nor onebit_lamb 
 
 parse() {
   quick=no steps='' config='' extra='' seeds=(1) list_seeds=no data=() links=100 isolation=auto out=./quickstart-out
-  hosts=0 per_host=1
+  hosts=0 per_host=1 unlimited=no
   while [ $# -gt 0 ]; do
     case $1 in
       --quick) quick=yes && shift && continue ;;
+      --unlimited-too) unlimited=yes && shift && continue ;;
       -h | --help) usage && exit 0 ;;
       --steps | --seeds | --config | --data | --links | --hosts | --isolation | --out)
         is_value "${2:-}" || usage_error "$1 needs a value" ;;
@@ -103,6 +108,7 @@ parse() {
     shift 2
   done
   case $isolation in auto | netns | rate_limiter) ;; *) usage_error "--isolation: '$isolation' is not auto, netns or rate_limiter" ;; esac
+  [ $unlimited = no ] || [ -n "$config" ] || usage_error "--unlimited-too repeats the run of --config FILE: give one"
   if [ "$hosts" != 0 ]; then
     [ -z "$config" ] || usage_error "--hosts has a third run, $SHARDED: leave out --config"
     [ "$isolation" != rate_limiter ] || usage_error "--hosts needs --isolation netns: Sotto's own limit would hold ranks of a host too"
@@ -119,6 +125,7 @@ is_extra_log() {
   [ "${name%.jsonl}" != "$name" ] || return 1
   name=${name%.jsonl}
   name=${name%-seed*}
+  name=${name%"$UNLIMITED"}
   is_run_name "$name" && grep -qxF "  \"ratios_$name\": {" "$out/summary.json" 2>/dev/null
 }
 
@@ -148,11 +155,12 @@ check_paths() {
 
 # Rough seconds of training: a step computes for 20 ms and sends 7.4 Mbit per rank at full precision, 0.25 Mbit
 # compressed; 1-bit LAMB is at full precision for the first fifth. An additional run is taken to be at full precision.
-# Evaluations add about a tenth.
+# One without a limit on the links computes only. Evaluations add about a tenth, the time line's runs some seconds.
 estimated_seconds() {
-  local full=$((20000 + 7440000 / links)) small=$((20000 + 250000 / links)) tenths=12
+  local full=$((20000 + 7440000 / links)) small=$((20000 + 250000 / links)) free=0 tenths=12
   [ -z "$extra" ] || tenths=22
-  echo $((${#seeds[@]} * steps * (full * tenths + small * 8) * 11 / 100000000 + 5))
+  [ $unlimited = no ] || free=20000
+  echo $((${#seeds[@]} * steps * (full * tenths + small * 8 + free * 10) * 11 / 100000000 + 15))
 }
 
 duration() { if [ "$1" -lt 120 ]; then echo "$1 seconds"; else echo "$((($1 + 30) / 60)) minutes"; fi; }
@@ -163,6 +171,7 @@ announce() {
   say "  2. train a byte-level masked language model with LAMB, then with 1-bit LAMB: $RANKS ranks, $steps steps each,"
   say "     every link at $links Mbit/s, seed ${seeds[*]}: about $(duration "$(estimated_seconds)") on 2 cores;"
   if [ -n "$config" ]; then say "     a third run, $extra, is as $config says;"; fi
+  if [ $unlimited = yes ]; then say "     a fourth run is $extra again, with no limit on the links;"; fi
   if [ "$hosts" != 0 ]; then
     say "     $hosts hosts have $per_host ranks each, links are between hosts; a third run, $extra, is 1-bit LAMB with"
     say "     full precision inside hosts and one bit between them;"
@@ -261,23 +270,51 @@ interrupted() {
   exit 130
 }
 
-# train NAME SEED FILE_STEM: in the background, so that a signal to this script ends it at once.
-train() {
-  local name=$1 seed=$2 stem=$3 status=0
+# set_rate MBIT|none: of all links from now on.
+set_rate() {
+  case $isolation-$1 in
+    netns-none) "$LAB" rate none ;;
+    netns-*) "$LAB" rate "$1mbit" ;;
+    rate_limiter-none) unset SOTTO_RATE_LIMIT_MBIT ;;
+    rate_limiter-*) export SOTTO_RATE_LIMIT_MBIT=$1 ;;
+  esac
+}
+
+# launch CONFIG SEED STEPS STEM: writes STEM.jsonl; in the background, so that a signal to this script ends it at once.
+launch() {
+  local stem=$4 status=0
   local -a launch=("$BUILD/bin/sotto-run" -n "$RANKS") program=("$BUILD/bin/sotto-c-trainer")
   if [ "$isolation" = netns ]; then
-    launch+=(--rendezvous "tcp://$("$LAB" address 1):$((29400 + runs))" --wrapper "'$LAB' wrap")
+    launch+=(--rendezvous "tcp://$("$LAB" address 1):$((29400 + launches))" --wrapper "'$LAB' wrap")
   fi
-  program+=(--config "$work/config/$name.json" --name "$stem" --steps "$steps" --seed "$seed"
-    --log "$work/$stem.jsonl" --summary "$work/$stem.summary.json")
+  program+=(--config "$1" --name "${stem##*/}" --steps "$3" --seed "$2" --log "$stem.jsonl" --summary "$stem.summary.json")
   [ ${#data[@]} -eq 0 ] || program+=(--data "${data[@]}")
-  runs=$((runs + 1))
-  say "quickstart: run $runs of $(((extra_runs + 2) * ${#seeds[@]})): $name, seed $seed"
+  launches=$((launches + 1))
   "${launch[@]}" -- "${program[@]}" </dev/null &
   launcher=$!
   wait $launcher || status=$?
   launcher=''
-  [ $status = 0 ] || die "the $name run failed (exit code $status); the first failing rank's message is above"
+  [ $status = 0 ] || die "the ${stem##*/} run failed (exit code $status); the first failing rank's message is above"
+}
+
+# train NAME SEED FILE_STEM [none]: a run of NAME; with "none", without a limit on the links.
+train() {
+  local name=$1 seed=$2 stem=$3 rate=${4:-$links} about=''
+  [ "$rate" = "$links" ] || about=", no limit on the links"
+  runs=$((runs + 1))
+  say "quickstart: run $runs of $((runs_per_seed * ${#seeds[@]})): $name, seed $seed$about"
+  set_rate "$rate"
+  launch "$work/config/$name.json" "$seed" "$steps" "$work/$stem"
+}
+
+# Short runs for the time line: one of a whole run would be hundreds of megabytes.
+trace_all() {
+  local name
+  say "quickstart: $TRACED_STEPS steps of each for the report's time line"
+  for name in lamb onebit_lamb $extra; do
+    report scale "$work/config/$name.json" "$work/trace/$name.json" --steps $TRACED_STEPS --if-it-has-a-length >/dev/null
+    SOTTO_TRACE=$work/trace/$name launch "$work/trace/$name.json" "${seeds[0]}" $TRACED_STEPS "$work/trace/$name"
+  done
 }
 
 report() { PYTHONPATH=$SOTTO_ROOT/integration PYTHONDONTWRITEBYTECODE=1 MPLCONFIGDIR=$BUILD/matplotlib "$PYTHON" -m report.quickstart "$@"; }
@@ -287,7 +324,7 @@ prepare() {
   parent=$(dirname "$out")
   work=$(mktemp -d "$parent/.quickstart-out.XXXXXX") || die "--out: cannot write to '$parent'"
   chmod 755 "$work"
-  mkdir -p "$work/config" "$BUILD/matplotlib"
+  mkdir -p "$work/config" "$work/trace" "$BUILD/matplotlib"
   for name in lamb onebit_lamb; do
     report scale "$SOTTO_ROOT/integration/configs/$name.json" "$work/config/$name.json" --steps "$steps"
   done
@@ -297,20 +334,21 @@ prepare() {
 }
 
 train_all() {
-  local seed suffix='' extra_runs=0
-  runs=0
-  [ -z "$extra" ] || extra_runs=1
+  local seed suffix='' runs=0 runs_per_seed=2
+  [ -z "$extra" ] || runs_per_seed=3
+  [ $unlimited = no ] || runs_per_seed=4
   for seed in "${seeds[@]}"; do
     [ $runs = 0 ] || suffix=-seed$seed
     train lamb "$seed" "lamb$suffix"
     train onebit_lamb "$seed" "onebit_lamb$suffix"
     [ -z "$extra" ] || train "$extra" "$seed" "$extra$suffix"
+    [ $unlimited = no ] || train "$extra" "$seed" "$extra$UNLIMITED$suffix" none
   done
 }
 
 # publish: the finished directory takes the place of the old one.
 publish() {
-  rm -rf "$work"/*.summary.json "$work/config"
+  rm -rf "$work"/*.summary.json "$work/config" "$work/trace"
   if [ -e "$out" ]; then
     mv -T "$out" "$work.old"
     mv -T "$work" "$out" || { mv -T "$work.old" "$out" && die "--out: cannot replace '$out'"; }
@@ -326,6 +364,7 @@ finish() {
   local -a configs=("$work/config/lamb.json" "$work/config/onebit_lamb.json") options=(--links "$links" --isolation "$isolation" --network "$network" --seeds "$(IFS=, && echo "${seeds[*]}")")
   [ $list_seeds = no ] || options+=(--list-seeds)
   [ $quick = no ] || options+=(--quick)
+  [ $unlimited = no ] || options+=(--unlimited)
   if [ -n "$extra" ]; then configs+=("$work/config/$extra.json") && options+=(--extra "$extra"); fi
   [ "$hosts" = 0 ] || options+=(--hosts "$hosts" "$per_host")
   say ""
@@ -358,6 +397,8 @@ main() {
   export OPENBLAS_NUM_THREADS=1 # the ranks share the cores already
   prepare
   start_network
+  launches=0
+  trace_all
   train_all
   finish
 }

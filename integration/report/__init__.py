@@ -4,6 +4,7 @@
   config   reads configuration files and scales their schedules
   compare  merges runs into the figures of a comparison
   figures  draws, returns SVG text
+  lanes    draws the time line of a few steps
   page     puts text, tables and figures into one HTML file
   sections the parts that reports share
   machine  says what the figures were measured on

@@ -67,6 +67,11 @@ def ratios_key(name):
     return f"ratios_{name}"
 
 
+def unlimited_key(name):
+    """Where summary.json has the additional run without a limit on the links; the stem of its files too."""
+    return f"{name}-unlimited"
+
+
 def check_same_data(runs):
     first, entropy = runs[0], runs[0].summary["unigram_entropy"]
     for run in runs[1:]:
@@ -87,9 +92,22 @@ def hierarchy(flat, sharded):
     }
 
 
+def network_costs(limited, unlimited):
+    """What a limit on the links costs the same run. On fewer cores than ranks, ranks wait for each other anyway: what the
+    network adds is the difference."""
+    there, away = limited.summary, unlimited.summary
+    return {
+        "wall": there["wall_s"] / away["wall_s"],
+        "exposed_share": there["exposed_comm_s"] / there["wall_s"],
+        "exposed_share_unlimited": away["exposed_comm_s"] / away["wall_s"],
+        "exposed_share_added": (there["exposed_comm_s"] - away["exposed_comm_s"]) / there["wall_s"],
+    }
+
+
 def compare(runs, extra=None, levels=False):
-    """unigram_entropy, lamb, onebit_lamb and ratios of one seed; with a third run, named extra, that one's too. levels: it
-    is the second one in two levels."""
+    """unigram_entropy, lamb, onebit_lamb and ratios of one seed; with a third run, named extra, that one's too, and with
+    a fourth, which is the third without a limit on the links, what the network costs. levels: the third is the second one in
+    two levels."""
     baseline, compressed = runs[:2]
     check_same_data(runs)
     more = (BETWEEN_HOSTS,) if levels else ()
@@ -103,6 +121,9 @@ def compare(runs, extra=None, levels=False):
     figures["ratios"] = ratios(baseline, compressed)
     if extra:
         figures[ratios_key(extra)] = {**ratios(baseline, runs[2]), **at_equal_time(baseline, runs[2])}
+    if len(runs) > 3:
+        figures[unlimited_key(extra)] = figures_of(runs[3], ("skipped_steps",))
+        figures["network_costs"] = network_costs(*runs[2:])
     if levels:
         figures["hierarchy"] = hierarchy(compressed, runs[2])
     return figures
@@ -123,7 +144,7 @@ def mean(values):
 
 
 def summary_of(links_mbit, isolation, groups, seeds=None, extra=None, hosts=None):
-    """The content of summary.json. groups: (baseline, compressed) per seed, and the run named extra if there is one;
+    """The content of summary.json. groups: (baseline, compressed) per seed, and the runs named extra if there are some;
     seeds: given if they were asked for. hosts: their number and that of ranks on each; extra is then in two levels."""
     compared = [compare(runs, extra, hosts is not None) for runs in groups]
     summary = {"links_mbit": links_mbit, "isolation": isolation, **({"hosts": hosts} if hosts else {}), **mean(compared)}

@@ -4,7 +4,8 @@
   python3 -m report.quickstart finish --dir DIR --links 100 --isolation netns --network TEXT --command TEXT ...
 
 `finish` reads lamb.jsonl, lamb.summary.json and the same for onebit_lamb and for --extra NAME from DIR (for a further
-seed S: lamb-seedS.jsonl, ...), writes summary.json and report.html there, and prints the headline.
+seed S: lamb-seedS.jsonl, ...; NAME without a limit on the links: NAME-unlimited.jsonl), and trace/lamb.rank0.json, ... where
+there is a folder trace. It writes summary.json and report.html there, and prints the headline.
 """
 
 import argparse
@@ -13,12 +14,13 @@ import re
 import sys
 from pathlib import Path
 
-from . import compare, config, machine, page
+from . import compare, config, lanes, machine, page
 from .logs import ReportError, read_run
 from .sections import checks_section, percent, plots, result_table
 
 NAMES = {"lamb": "LAMB", "onebit_lamb": "1-bit LAMB"}
 MEAN = "mean"  # of the seeds, as the label of a row
+SAME_COMPUTE = 0.05  # what the same run's compute may differ by on an idle machine
 EXIT_BAD_INPUT, EXIT_CHECK_FAILED = 1, 3
 
 
@@ -27,9 +29,10 @@ def stem(run, seed, first_seed):
     return run if seed == first_seed else f"{run}-seed{seed}"
 
 
-def names_of(extra):
+def names_of(extra, unlimited=False):
     """File name and title of every run of a seed, in order."""
-    return {**NAMES, extra: extra} if extra else NAMES
+    names = {**NAMES, extra: extra} if extra else NAMES
+    return {**names, compare.unlimited_key(extra): f"{extra}, no limit"} if unlimited else names
 
 
 def read_runs(folder, seeds, names):
@@ -51,6 +54,18 @@ def extra_headline(summary, extra):
             f"{reached if r['same_loss_reached'] else ''}. When it ended, its last evaluation loss was "
             f"{r['loss_at_equal_time'] * r['baseline_loss_at_equal_time']:.3f} and LAMB's {r['baseline_loss_at_equal_time']:.3f} nats "
             f"({percent(r['loss_at_equal_time'])} at equal time). {near_text(r)}")
+
+
+def network_headline(summary, extra):
+    """What the limit on the links costs the additional run, in sentences."""
+    costs, here, away = summary["network_costs"], summary[extra], summary[compare.unlimited_key(extra)]
+    disturbed = "" if abs(away["compute_s"] / here["compute_s"] - 1) <= SAME_COMPUTE else (
+        f" But compute took {away['compute_s']:.1f} s without the limit and {here['compute_s']:.1f} s with it: something else used "
+        "the processor, and only runs on an idle machine tell what the network costs.")
+    return (f"{extra} with no limit on the links: {away['wall_s']:.1f} s, with it {here['wall_s']:.1f} s (ratio {costs['wall']:.3f}). It "
+            f"waited {away['exposed_comm_s']:.1f} s without the limit ({100 * costs['exposed_share_unlimited']:.1f} % of its time), for "
+            f"ranks that share the cores, and {here['exposed_comm_s']:.1f} s with it ({100 * costs['exposed_share']:.1f} %): what the "
+            f"network adds is {100 * costs['exposed_share_added']:.1f} % of its time.{disturbed}")
 
 
 def near_text(r):
@@ -119,6 +134,8 @@ def seeds_row(label, one, extra):
         reached = "" if r["same_loss_reached"] or label == MEAN else " (not reached: whole run)"
         cells += [f"{one[name]['val_loss']:.4f}", percent(r["val_loss"]), f"{r['wall']:.2f}",
                   f"{r['time_to_same_loss']:.2f}{reached}"]
+    if "network_costs" in one:
+        cells += [f"{one['network_costs']['wall']:.3f}", f"{100 * one['network_costs']['exposed_share_added']:.1f} %"]
     return tuple(cells)
 
 
@@ -126,6 +143,8 @@ def seeds_table(summary, extra):
     header = ["Seed", "LAMB loss"]
     for name in ["1-bit"] + ([extra] if extra else []):
         header += [f"{name} loss", "difference", "time ratio, whole run", "time ratio, same loss"]
+    if "network_costs" in summary:
+        header += [f"{extra} / without a limit", "waiting that the network adds"]
     rows = [seeds_row(str(one["seed"]), one, extra) for one in summary["seeds"]]
     return page.table(header, rows + [seeds_row(MEAN, summary, extra)])
 
@@ -137,10 +156,23 @@ def plots_of(groups, summary):
                  "Waiting is what is left of Sotto's calls after its own kernels; it includes waiting for slower ranks.")
 
 
+def time_line(folder, names):
+    """The figure of a few steps, where the runs' time lines are."""
+    if not folder.is_dir():
+        return []
+    paths = {title: folder / f"{name}.rank0.json" for name, title in names.items()}
+    return [page.heading("A few steps"), page.figure(
+        "What rank 0 does, and what is on its way", lanes.time_line(paths),
+        "From the middle of short runs with the same configurations. Network: messages from or to rank 0 are under way, which "
+        "includes those that wait for a slower rank. Where it stands below compute, communication costs no time.")]
+
+
 def table_of(summary, extra):
     others = [("1-bit LAMB", "1-bit", summary["onebit_lamb"])]
     if extra:
         others.append((extra, extra, summary[extra]))
+    if extra and compare.unlimited_key(extra) in summary:
+        others.append((f"{extra}, no limit", "no limit", summary[compare.unlimited_key(extra)]))
     return result_table(("LAMB", summary["lamb"]), others)
 
 
@@ -169,7 +201,8 @@ def what_differs(groups, extra):
         return pair
     here, usual = sequences_per_step(groups[0][2]), sequences_per_step(groups[0][0])
     batch = f" and has {here} sequences a step" if here != usual else ""
-    return f"LAMB and 1-bit LAMB differ in the optimizer alone; {extra} has a configuration of its own{batch}. "
+    again = f", and runs again with no limit on the links (“{groups[0][3].name}”)" if len(groups[0]) > 3 else ""
+    return f"LAMB and 1-bit LAMB differ in the optimizer alone; {extra} has a configuration of its own{batch}{again}. "
 
 
 def method(arguments, groups):
@@ -178,7 +211,7 @@ def method(arguments, groups):
     return [
         page.heading("What was measured, and how"),
         page.paragraph(
-            f"{'Three' if extra else 'Two'} runs, one after the other, train the same masked language model ({run.summary['parameters']:,} parameters) "
+            f"{('Two', 'Three', 'Four')[len(groups[0]) - 2]} runs, one after the other, train the same masked language model ({run.summary['parameters']:,} parameters) "
             f"with the same seed, data and batches ({sequences} sequences a step over all ranks). "
             + what_differs(groups, extra) + links_text(arguments.links, arguments.isolation, run.ranks, arguments.hosts)),
         page.bullets([
@@ -212,12 +245,15 @@ def write_report(path, arguments, groups, summary, problems):
              page.paragraph(headline(summary), "lead")]
     if extra:
         parts.append(page.paragraph(extra_headline(summary, extra)))
+    if arguments.unlimited:
+        parts.append(page.paragraph(network_headline(summary, extra)))
     if arguments.hosts:
         parts.append(page.paragraph(hierarchy_headline(summary, extra)))
     if arguments.quick:
         parts.append(page.note("Quick run: far too few steps for the losses to mean much. It shows that everything works, "
                                "and the times and bytes of a step."))
     parts += [tiles(summary), page.paragraph(share_text(summary, groups)), plots_of(groups, summary),
+              *time_line(path.parent / "trace", names_of(extra)),
               page.heading("Figures" + (" (means over the seeds)" if len(groups) > 1 else "")), table_of(summary, extra)]
     if len(groups) > 1:
         parts += [page.heading("Seed by seed"), seeds_table(summary, extra)]
@@ -227,7 +263,7 @@ def write_report(path, arguments, groups, summary, problems):
 
 def finish(arguments):
     folder = Path(arguments.dir)
-    groups = read_runs(folder, arguments.seeds, names_of(arguments.extra))
+    groups = read_runs(folder, arguments.seeds, names_of(arguments.extra, arguments.unlimited))
     summary = compare.summary_of(arguments.links, arguments.isolation, groups,
                                  arguments.seeds if arguments.list_seeds else None, arguments.extra, arguments.hosts)
     problems = compare.broken_checks([run for runs in groups for run in runs])
@@ -236,6 +272,8 @@ def finish(arguments):
     print(headline(summary))
     if arguments.extra:
         print(extra_headline(summary, arguments.extra))
+    if arguments.unlimited:
+        print(network_headline(summary, arguments.extra))
     if arguments.hosts:
         print(hierarchy_headline(summary, arguments.extra))
     print(share_text(summary, groups))
@@ -258,7 +296,7 @@ def seed_list(text):
 
 def run_name(text):
     """A word that can be a file's name and a key of summary.json next to the others."""
-    taken = (*NAMES, "links_mbit", "isolation", "hosts", "hierarchy", "unigram_entropy", "seeds")
+    taken = (*NAMES, "links_mbit", "isolation", "hosts", "hierarchy", "network_costs", "unigram_entropy", "seeds")
     if not re.fullmatch("[A-Za-z][A-Za-z0-9_]{0,39}", text) or text in taken or text.startswith("ratios"):
         raise argparse.ArgumentTypeError(f"'{text}' is not a word of letters, digits and _, or is taken")
     return text
@@ -284,6 +322,7 @@ def parse(words):
     done.add_argument("--command", required=True, help="what was started, for the report")
     done.add_argument("--configs", nargs="+", required=True, help="of lamb, onebit_lamb and the additional run")
     done.add_argument("--extra", type=run_name, help="name of an additional run")
+    done.add_argument("--unlimited", action="store_true", help="the additional run has one without a limit on the links beside it")
     done.add_argument("--hosts", type=int, nargs=2, help="their number, and ranks on each; the additional run has two levels")
     done.add_argument("--seeds", type=seed_list, default=[1])
     done.add_argument("--list-seeds", action="store_true", help="seeds and means in summary.json")
@@ -291,6 +330,8 @@ def parse(words):
     arguments = parser.parse_args(words)
     if arguments.action == "finish" and arguments.hosts and not arguments.extra:
         parser.error("--hosts: needs --extra, the run in two levels")
+    if arguments.action == "finish" and arguments.unlimited and not arguments.extra:
+        parser.error("--unlimited: needs --extra, the run that has a limit")
     if arguments.action == "finish" and len(arguments.configs) != len(names_of(arguments.extra)):
         parser.error(f"--configs: {len(arguments.configs)} files for {len(names_of(arguments.extra))} runs")
     return arguments

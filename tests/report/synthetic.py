@@ -49,6 +49,29 @@ def write_run(folder, stem, *, steps=400, freeze=None, floor=1.2, evaluate_every
     return summary
 
 
+def write_time_line(path, steps=60, period=0):
+    """Writes what SOTTO_TRACE makes rank 0 write, in microseconds: steps of 15 ms of compute, then 70 ms of waiting for
+    messages and 1 ms of kernels. period: the messages of so many steps, 60 ms of them, travel during the next ones instead, and
+    nothing is waited for."""
+    events, now = [{"ph": "M", "name": "thread_name", "pid": 0, "tid": -1, "args": {"name": "trainer"}}], 5e6
+
+    def add(row, name, begin, duration):
+        events.append({"ph": "X", "name": name, "pid": 0, "tid": row, "ts": begin, "dur": duration})
+
+    for step in range(steps):
+        waits = 0 if period else 70_000
+        add(-1, "compute", now, 15_000)
+        add(-1, "sotto_optim_step", now + 15_000, waits + 1000)
+        add(1, "lamb_update", now + 15_000 + waits, 1000)
+        if not period:
+            add(102, "send", now + 15_000, 40_000)
+            add(105, "recv", now + 45_000, 40_000)
+        elif step % period == period - 1:
+            add(102, "send", now + 16_000, 60_000)
+        now += 16_000 + waits
+    Path(path).write_text(json.dumps(events), encoding="utf-8")
+
+
 def write_pair(folder, suffix="", **options):
     """LAMB and 1-bit LAMB; the second ends a little higher and freezes after a fifth."""
     steps = options.pop("steps", 400)

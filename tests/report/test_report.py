@@ -16,7 +16,7 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(ROOT / "integration")]
 
 import synthetic  # noqa: E402
-from report import compare, config, figures, logs, machine, page, quickstart, several  # noqa: E402
+from report import compare, config, figures, lanes, logs, machine, page, quickstart, several  # noqa: E402
 
 CONFIGS = [str(ROOT / "integration/configs" / name) for name in ("lamb.json", "onebit_lamb.json")]
 
@@ -239,6 +239,88 @@ class OneMore(InFolder):
         code, _, err = self.finish()
         self.assertEqual(code, quickstart.EXIT_BAD_INPUT)
         self.assertIn("LAMB and mine saw different data", err)
+
+
+    def test_what_the_network_costs(self):
+        # Waiting: 74.5 ms a step with the limit; 2.5 ms without it, behind 40 such steps.
+        here = synthetic.write_run(self.folder, "mine")
+        away = synthetic.write_run(self.folder, "mine-unlimited", freeze=40)
+        code, out, err = self.finish("--unlimited")
+        self.assertEqual(code, 0, err)
+        summary = self.summary()
+        self.assertEqual(list(summary)[5:], ["mine", "ratios", "ratios_mine", "mine-unlimited", "network_costs"])
+        self.assertEqual(set(summary["mine-unlimited"]), set(summary["mine"]))
+        costs = summary["network_costs"]
+        self.assertAlmostEqual(costs["wall"], 90 / (0.1 * 90 + 0.9 * 18.5), places=6)
+        self.assertAlmostEqual(costs["exposed_share"], 74.5 / 90, places=6)
+        self.assertAlmostEqual(costs["exposed_share_unlimited"], away["exposed_comm_s"] / away["wall_s"], places=9)
+        self.assertAlmostEqual(costs["exposed_share_added"], 0.9 * 72 / 90, places=6)
+        sentence = f"mine with no limit on the links: {away['wall_s']:.1f} s, with it {here['wall_s']:.1f} s (ratio {costs['wall']:.3f})"
+        for text in (out, self.page()):
+            self.assertIn(sentence, text)
+            self.assertIn("what the network adds is 72.0 % of its time.", text)
+        for part in ("Four runs", "with no limit on the links", "<th>mine, no limit</th>"):
+            self.assertIn(part, self.page())
+        self.assertNotIn("something else used the processor", out)
+        away["compute_s"] *= 1.2
+        (self.folder / "mine-unlimited.summary.json").write_text(json.dumps(away), encoding="utf-8")
+        self.assertIn("But compute took 7.2 s without the limit and 6.0 s with it: something else used", self.finish("--unlimited")[1])
+
+    def test_what_the_network_costs_over_seeds(self):
+        synthetic.write_pair(self.folder, "-seed7")
+        for seed, freeze in (("", 40), ("-seed7", 200)):
+            synthetic.write_run(self.folder, f"mine{seed}")
+            synthetic.write_run(self.folder, f"mine-unlimited{seed}", freeze=freeze)
+        code, _, err = self.finish("--unlimited", "--seeds", "3,7", "--list-seeds")
+        self.assertEqual(code, 0, err)
+        summary = self.summary()
+        walls = [one["network_costs"]["wall"] for one in summary["seeds"]]
+        self.assertGreater(walls[0], walls[1])
+        self.assertAlmostEqual(summary["network_costs"]["wall"], sum(walls) / 2, places=12)
+        for wall in (*walls, sum(walls) / 2):
+            self.assertIn(f"<td>{wall:.3f}</td>", self.page())
+
+    def test_without_a_limit_needs_one_more(self):
+        with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()) as err:
+            quickstart.parse(["finish", "--dir", ".", "--root", ".", "--links", "100", "--isolation", "netns", "--network", "n",
+                              "--command", "c", "--configs", "a", "b", "--unlimited"])
+        self.assertIn("--unlimited: needs --extra", err.getvalue())
+        self.assertEqual(self.finish("--unlimited")[0], quickstart.EXIT_BAD_INPUT)
+
+
+class TimeLine(InFolder):
+    def write(self, name, **more):
+        (self.folder / "trace").mkdir(exist_ok=True)
+        path = self.folder / "trace" / f"{name}.rank0.json"
+        synthetic.write_time_line(path, **more)
+        return path
+
+    def test_rows_by_hand(self):
+        steps, rows = lanes.read_lanes(self.write("lamb", steps=3))
+        self.assertEqual(steps, [5000, 5086, 5172])
+        self.assertEqual({key: row[1] for key, row in rows.items()}, {
+            "compute_ms": (5086, 5101), "codec_ms": (5171, 5172), "comm_ms": (5101, 5171), "network": (5101, 5171)})
+        steps, rows = lanes.read_lanes(self.write("mine", steps=12, period=6))
+        self.assertEqual((rows["comm_ms"], rows["network"][0]), ([], (steps[6], steps[6] + 60)))  # while four steps compute
+
+    def test_holes_and_joins(self):
+        self.assertEqual(lanes.joined([(3, 4), (0, 2), (1, 2.5)], 0.4), [(0, 2.5), (3, 4)])
+        self.assertEqual(lanes.joined([(3, 4), (0, 2), (1, 2.5)], 0.5), [(0, 4)])
+        self.assertEqual(lanes.without([(0, 4), (6, 9)], [(1, 2), (3, 7)]), [(0, 1), (2, 3), (7, 9)])
+
+    def test_is_a_figure_of_the_report(self):
+        synthetic.write_pair(self.folder)
+        for name in ("lamb", "onebit_lamb"):
+            path = self.write(name)
+        self.assertEqual(self.finish()[0], 0)
+        text = (self.folder / "report.html").read_text(encoding="utf-8")
+        self.assertEqual(len(re.findall("<svg", text)), 5)
+        self.assertIn("What rank 0 does, and what is on its way", text)
+        for content, message in (("[", "not a time line of SOTTO_TRACE"), ('[{"ph": "M"}]', "the time line has no step")):
+            path.write_text(content, encoding="utf-8")
+            code, _, err = self.finish()
+            self.assertEqual(code, quickstart.EXIT_BAD_INPUT)
+            self.assertIn(f"{path}: {message}", err)
 
 
 class Several(InFolder):

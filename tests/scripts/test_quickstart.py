@@ -31,18 +31,21 @@ sys.exit(max(rank.wait() for rank in started))
 
 # Writes the files of a run whose figures are known.
 TRAINER = """#!/usr/bin/env -S python3 -IS
-import json, os, pathlib, sys, time
+import json, os, pathlib, subprocess, sys, time
 words = sys.argv[1:]
 value = lambda name: words[words.index(name) + 1]
 rank = os.environ["SOTTO_RANK"]
-pathlib.Path(os.environ["TEST_SEEN"], value("--name") + "-" + rank).write_text(json.dumps(
-    {"words": words, "listen": os.environ.get("SOTTO_LISTEN"), "host": os.environ.get("SOTTO_HOST_ID"), "limit": os.environ.get("SOTTO_RATE_LIMIT_MBIT"),
+traced = "trace-" if os.environ.get("SOTTO_TRACE") else ""
+shaping = subprocess.run(["sh", "-c", "PATH=$PATH:/sbin:/usr/sbin tc qdisc show"], capture_output=True, text=True).stdout
+pathlib.Path(os.environ["TEST_SEEN"], traced + value("--name") + "-" + rank).write_text(json.dumps(
+    {"words": words, "shaping": shaping, "listen": os.environ.get("SOTTO_LISTEN"), "host": os.environ.get("SOTTO_HOST_ID"), "limit": os.environ.get("SOTTO_RATE_LIMIT_MBIT"),
      "config": json.loads(pathlib.Path(value("--config")).read_text())}))
 time.sleep(float(os.environ.get("TEST_SLEEP", "0")))
 if rank != "0": sys.exit(0)
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.environ["TEST_SYNTHETIC"])
 import synthetic
+if os.environ.get("SOTTO_TRACE"): synthetic.write_time_line(os.environ["SOTTO_TRACE"] + ".rank0.json")
 if os.environ.get("TEST_FAIL") == value("--name"): sys.exit("the disk is full")
 log, steps = pathlib.Path(value("--log")), int(value("--steps"))
 onebit = "onebit" in value("--name")
@@ -127,6 +130,11 @@ class Quickstart(unittest.TestCase):
         seen = self.what_rank_saw("onebit_lamb", 3)
         self.assertEqual(seen["limit"], "50")
         self.assertEqual(seen["config"]["optimizer"]["params"]["freeze_step"], 72)
+        # Short runs come first, for the time line.
+        traced = self.what_rank_saw("trace-onebit_lamb")
+        self.assertEqual(traced["config"]["optimizer"]["params"]["freeze_step"], 12)
+        self.assertEqual([one["words"][one["words"].index("--steps") + 1] for one in (traced, seen)], ["60", "360"])
+        self.assertIn("What rank 0 does, and what is on its way", (self.out / "report.html").read_text(encoding="utf-8"))
         self.assertIn("isolation rate_limiter", run.stdout)
         self.assertIn("report.html", run.stdout)
         self.assertEqual(self.left_behind(), [])
@@ -177,6 +185,36 @@ class Quickstart(unittest.TestCase):
         self.assertIn("run 3 of 3: mine, seed 1", run.stdout)
         self.assertIn("mine: ", run.stdout)
         self.assertEqual(self.left_behind(), [])
+
+    def test_one_more_configuration_without_a_limit_too(self):
+        config = str(self.write_config("mine.json"))
+        run = self.run_it("--steps", "40", "--seeds", "1,2", "--config", config, "--unlimited-too")
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertEqual([name for name in self.out_files() if name.startswith("mine")],
+                         ["mine-seed2.jsonl", "mine-unlimited-seed2.jsonl", "mine-unlimited.jsonl", "mine.jsonl"])
+        for seed in ("", "-seed2"):
+            limited, unlimited = self.what_rank_saw(f"mine{seed}", 3), self.what_rank_saw(f"mine-unlimited{seed}", 3)
+            self.assertEqual((limited["limit"], unlimited["limit"]), ("100", None))
+            self.assertEqual(limited["config"], unlimited["config"])
+        self.assertEqual(self.what_rank_saw("lamb-seed2")["limit"], "100")
+        self.assertIn("run 4 of 8: mine, seed 1, no limit on the links", run.stdout)
+        self.assertIn("mine with no limit on the links: ", run.stdout)
+        summary = json.loads((self.out / "summary.json").read_text(encoding="utf-8"))
+        self.assertEqual(summary["network_costs"]["wall"], 1)
+        self.assertEqual([one["mine-unlimited"]["steps"] for one in summary["seeds"]], [40, 40])
+        self.assertEqual(self.run_it("--steps", "40").returncode, 0)
+        self.assertEqual(self.out_files(), ["lamb.jsonl", "onebit_lamb.jsonl", "report.html", "summary.json"])
+
+    def test_the_limit_of_a_lab_is_taken_away(self):
+        reason = lab_reason()
+        if reason:
+            self.skipTest(f"no network namespaces: {reason}")
+        config = str(self.write_config("mine.json"))
+        run = self.run_it("--steps", "40", "--config", config, "--unlimited-too", isolation="netns")
+        self.assertEqual(run.returncode, 0, run.stderr)
+        limited, unlimited = self.what_rank_saw("mine")["shaping"], self.what_rank_saw("mine-unlimited")["shaping"]
+        self.assertIn("rate 100Mbit", limited)
+        self.assertNotIn("rate 100Mbit", unlimited)
 
     def test_results_with_one_more_are_replaced(self):
         config = str(self.write_config("mine.json"))
@@ -251,6 +289,8 @@ class Quickstart(unittest.TestCase):
                  (["--steps", "0"], "'0'"), (["--steps", "many"], "'many'"), (["--seeds", "1,,2"], "'1,,2'"),
                  (["--seeds", "2,2"], "twice"), (["--seeds", "1,02"], "'1,02'"), (["--links", "-5"], "'-5'"), (["--isolation", "vm"], "'vm'"),
                  (["--data", "/no/such/file"], "/no/such/file"), (["--config"], "--config needs a value"),
+                 (["--unlimited-too"], "--unlimited-too repeats the run of --config FILE: give one"),
+                 (["--unlimited-too", "--hosts", "2x2"], "--config FILE: give one"),
                  (["--hosts", "4"], "'4' is not like 2x2"), (["--hosts", "1x4"], "'1x4'"), (["--hosts", "5x4"], "20 ranks"),
                  (["--hosts", "2x2", "--config", "a.json"], "leave out --config"),
                  (["--hosts", "2x2", "--isolation", "rate_limiter"], "--hosts needs --isolation netns"),
@@ -265,7 +305,7 @@ class Quickstart(unittest.TestCase):
     def test_help(self):
         run = subprocess.run(self.command("--help"), capture_output=True, text=True, timeout=DEADLINE_S, check=False)
         self.assertEqual(run.returncode, 0)
-        for option in ("--quick", "--steps", "--seeds", "--config", "--data", "--links", "--hosts", "--isolation", "--out"):
+        for option in ("--quick", "--steps", "--seeds", "--config", "--unlimited-too", "--data", "--links", "--hosts", "--isolation", "--out"):
             self.assertIn(option, run.stdout)
 
     def test_hosts_of_several_ranks(self):
@@ -312,7 +352,7 @@ class Quickstart(unittest.TestCase):
             self.wait_for(lambda: len(list(self.seen.iterdir())) == 4, "four ranks")
             if isolation == "netns":
                 self.assertEqual(len(self.namespaces_of(process.pid)), 5)
-                self.assertEqual([self.what_rank_saw("lamb", r)["listen"] for r in range(4)],
+                self.assertEqual([self.what_rank_saw("trace-lamb", r)["listen"] for r in range(4)],
                                  [f"10.79.0.{r + 1}" for r in range(4)])
             process.send_signal(which)
             code = process.wait(DEADLINE_S)
