@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/cuda/device_memory.h"
+#include "tests/emulation/cuda/fake_cuda.h"
 #include "tests/emulation/nccl/fake_nccl.h"
 
 namespace sotto::test {
@@ -44,6 +45,7 @@ inline NativeRun run_native(int32_t size, const char* native, const Body& body,
   WorldOptions options;
   options.transport = transport;
   options.on_rank = [](int32_t rank) { CUDA_OK(cudaSetDevice(rank)); };
+  fake_cuda::configure({.devices = 4});
   setenv("SOTTO_NCCL_NATIVE", native, 1);
   const Calls before = calls_so_far();
   run.failure = run_world(size, options, [&](Member& self) {
