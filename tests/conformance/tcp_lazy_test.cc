@@ -11,6 +11,7 @@
 #include <set>
 #include <string>
 
+#include "tests/conformance/lazy_pairs.h"
 #include "tests/conformance/tcp_ranks.h"
 #include "tests/support/reserved_port.h"
 #include "transports/tcp/tcp_backend.h"
@@ -34,48 +35,12 @@ TransportCase tcp_with(const std::function<void(TcpOptions&)>& change) {
           }};
 }
 
-// A group whose pairs are all lazy, as far as the transport makes them so.
 std::string run_lazy(int size, const std::function<void(RankKit&)>& body,
                      const TransportCase& which = tcp_with([](TcpOptions&) {})) {
-  IdBoard board(size);
-  return run_ranks(size, [&](int rank) {
-    RankKit kit(which, rank, size);
-    kit.join(board.share(kit));
-    kit.connect(all_ranks(*kit.control));
-    body(kit);
-    board.wait();
-  });
+  return run_lazy(which, size, body);
 }
 
 bool connected(const RankKit& kit, int32_t peer) { return kit.transport->route(peer) != kNotYet; }
-
-// One message, in an operation of its own.
-struct Message {
-  Message(RankKit& kit, uint64_t number, int32_t from, int32_t to, uint64_t bytes)
-      : op(7, number), memory(bytes), kit_(kit) {
-    const bool sends = kit.rank == from;
-    if (sends) fill_message(memory, 0, 0, 0, static_cast<uint32_t>(number));
-    check(kit.transport->post_op(op.descriptor));
-    transfer = &op.add(sends, sends ? to : from, 0, 0, memory.data(), bytes);
-  }
-  void start() {
-    kit_.start(*transfer);
-    if (!transfer->is_send) kit_.messages->ready(transfer->peer, op.descriptor, 0, memory.size());
-  }
-  void verify(uint64_t number) {
-    std::vector<uint8_t> expected(memory.size());
-    fill_message(expected, 0, 0, 0, static_cast<uint32_t>(number));
-    EXPECT_EQ(memory, expected);
-    kit_.transport->complete(op.descriptor);
-  }
-
-  TestOp op;
-  std::vector<uint8_t> memory;
-  Transfer* transfer;
-
- private:
-  RankKit& kit_;
-};
 
 // Messages between two of four ranks, from the lower or the higher one, short and long.
 TEST(TcpLazy, APairConnectsAtItsFirstMessage) {
@@ -119,14 +84,7 @@ TEST(TcpLazy, APairConnectsAtItsFirstMessage) {
 }
 
 TEST(TcpLazy, AllPairsAtOnceFromBothEnds) {
-  std::vector<TestMessage> messages;
-  for (uint32_t a = 0; a < 5; ++a) {
-    for (uint32_t b = 0; b < 5; ++b) {
-      if (a == b) continue;
-      messages.push_back({0, a, b, 0, 0, 10});
-      messages.push_back({0, a, b, 0, 1, 300'000});
-    }
-  }
+  const std::vector<TestMessage> messages = messages_of_all_pairs(5);
   for (uint64_t seed = 0; seed < 5; ++seed) {
     EXPECT_EQ(run_lazy(5,
                        [&](RankKit& kit) {

@@ -13,6 +13,7 @@
 #include "tests/support/kill_campaign.h"
 #include "tests/support/processes.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/ucx.h"
 
 namespace sotto::test {
 namespace {
@@ -26,13 +27,15 @@ std::string text_of(const Comm& comm) {
   return text;
 }
 
-// argument: path of the id, SOTTO_HOST_ID of each rank, SOTTO_HIERARCHY. A bad variable is said.
+// argument: path of the id, SOTTO_HOST_ID of each rank, SOTTO_HIERARCHY, SOTTO_TRANSPORT. A bad
+// variable is said.
 std::shared_ptr<Comm> create(const ProcessRank& self) {
   const auto task = nlohmann::json::parse(self.argument);
   const std::string path = task["id"], hierarchy = task["hierarchy"];
   const std::string host_id = task["hosts"][static_cast<size_t>(self.rank)];
   if (!host_id.empty()) ::setenv("SOTTO_HOST_ID", host_id.c_str(), 1);
   ::setenv("SOTTO_HIERARCHY", hierarchy.c_str(), 1);
+  ::setenv("SOTTO_TRANSPORT", task["transport"].get<std::string>().c_str(), 1);
   ContextOptions options;
   options.environment = process_environment();
   ParamReader reader(options.environment);
@@ -109,7 +112,6 @@ Status all_to_all(const std::shared_ptr<Comm>& comm, std::vector<float>& data) {
 // Sockets of a rank whose pairs are all of TCP: of the new group, after a collective in two levels,
 // after one in a single level.
 SOTTO_RANK_MAIN(lazy_pairs) {
-  ::setenv("SOTTO_TRANSPORT", "tcp", 1);
   const int64_t before = sockets();
   const std::shared_ptr<Comm> comm = create(self);
   if (comm == nullptr) return 1;
@@ -132,9 +134,37 @@ SOTTO_RANK_MAIN(lazy_pairs) {
   return 0;
 }
 
+// How many of the peers are reached by each transport, and by endpoints that are not made yet.
+std::string endpoints_of(const Comm& comm) {
+  int shared = 0, made = 0, lazy = 0;
+  const auto report = nlohmann::json::parse(comm.report_json("routes"));
+  for (const auto& peer : report["peers"]) {
+    const std::string route = peer["route"];
+    shared += route.starts_with("shm ");
+    made += route.starts_with("ucx tcp/");
+    lazy += route == "ucx (connects when it is first used)";
+  }
+  return fmt::format("{} shm, {} made, {} lazy", shared, made, lazy);
+}
+
+// As lazy_pairs, over UCX.
+SOTTO_RANK_MAIN(lazy_endpoints) {
+  const std::shared_ptr<Comm> comm = create(self);
+  if (comm == nullptr) return 1;
+  self.say(endpoints_of(*comm));
+  std::vector<float> data(96'000, static_cast<float>(1 << self.rank));
+  const std::shared_ptr<Comm> other = check(comm->split(0, self.rank));
+  check(all_reduce(other, data));
+  check(comm->barrier());
+  self.say(endpoints_of(*comm));
+  check(all_to_all(other, data));
+  self.say(endpoints_of(*comm));
+  check(comm->barrier());
+  return 0;
+}
+
 // Ranks are connected with some of the others when one of them goes.
 SOTTO_RANK_MAIN(lazy_lost) {
-  ::setenv("SOTTO_TRANSPORT", "tcp", 1);
   const std::shared_ptr<Comm> comm = create(self);
   if (comm == nullptr) return 1;
   self.at("connected");
@@ -145,8 +175,11 @@ SOTTO_RANK_MAIN(lazy_lost) {
 }
 
 std::string task_of(const TempDir& folder, const std::vector<std::string>& hosts,
-                    const std::string& hierarchy = "flat") {
-  return nlohmann::json{{"id", folder.path() + "/id"}, {"hosts", hosts}, {"hierarchy", hierarchy}}
+                    const std::string& hierarchy = "flat", const std::string& transport = "auto") {
+  return nlohmann::json{{"id", folder.path() + "/id"},
+                        {"hosts", hosts},
+                        {"hierarchy", hierarchy},
+                        {"transport", transport}}
       .dump();
 }
 
@@ -197,7 +230,7 @@ TEST(Hosts, RanksThatExchangeNothingAreNotConnected) {
        {std::vector<std::string>{"a", "a", "a", "b", "b", "b"}, {"a", "b", "c", "a", "b", "c"}}) {
     const TempDir folder;
     const auto size = static_cast<int64_t>(hosts.size());
-    ProcessOptions options{.argument = task_of(folder, hosts, "sharded")};
+    ProcessOptions options{.argument = task_of(folder, hosts, "sharded", "tcp")};
     for (int rank = 0; rank < size; ++rank) {
       for (const char* const point : {"two levels", "all to all", "end"})
         options.stop_at.push_back(fmt::format("{}:{}", rank, point));
@@ -234,11 +267,37 @@ TEST(Hosts, RanksThatExchangeNothingAreNotConnected) {
   }
 }
 
+// W ranks on M hosts of L: of UCX a rank has M - 1 endpoints, to those of its number on other
+// hosts, and all W - L only when they are used. A comm that is split off has those of its root.
+TEST(Hosts, RanksThatExchangeNothingHaveNoEndpoints) {
+  if (why_no_ucx() != nullptr) GTEST_SKIP() << why_no_ucx();
+  for (const auto& hosts : {std::vector<std::string>{"a", "a", "a", "b", "b", "b"},
+                            {"a", "b", "c", "d", "a", "b", "c", "d"}}) {
+    const TempDir folder;
+    const auto size = static_cast<int>(hosts.size());
+    const auto mates = static_cast<int>(std::ranges::count(hosts, "a"));
+    Processes ranks("lazy_endpoints", size, {.argument = task_of(folder, hosts, "sharded", "ucx")});
+    const int made = size / mates - 1;
+    const std::string levels =
+        fmt::format("{} shm, {} made, {} lazy", mates - 1, made, size - mates - made);
+    for (int rank = 0; rank < size; ++rank) {
+      EXPECT_EQ(ranks.message(rank), levels) << rank;
+      EXPECT_EQ(ranks.message(rank), levels) << rank;
+      EXPECT_EQ(ranks.message(rank),
+                fmt::format("{} shm, {} made, 0 lazy", mates - 1, size - mates))
+          << rank;
+    }
+    ranks.wait_all();
+    EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
+    EXPECT_EQ(ranks.prefixed_output(), "");
+  }
+}
+
 // Ranks 1 and 2 have not been connected.
-TEST(Hosts, ARankThatGoesBeforeItsConnectionsAreMadeIsNamed) {
+void expect_lost_before_connected(const std::string& transport) {
   for (const int lost : {1, 2}) {
     const TempDir folder;
-    ProcessOptions options{.argument = task_of(folder, {"a", "b", "a", "b"})};
+    ProcessOptions options{.argument = task_of(folder, {"a", "b", "a", "b"}, "flat", transport)};
     for (int rank = 0; rank < 4; ++rank)
       options.stop_at.push_back(fmt::format("{}:connected", rank));
     Processes ranks("lazy_lost", 4, options);
@@ -255,6 +314,15 @@ TEST(Hosts, ARankThatGoesBeforeItsConnectionsAreMadeIsNamed) {
     ranks.wait_all();
     EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
   }
+}
+
+TEST(Hosts, ARankThatGoesBeforeItsConnectionsAreMadeIsNamed) {
+  expect_lost_before_connected("tcp");
+}
+
+TEST(Hosts, ARankThatGoesBeforeItsEndpointsAreMadeIsNamed) {
+  if (why_no_ucx() != nullptr) GTEST_SKIP() << why_no_ucx();
+  expect_lost_before_connected("ucx");
 }
 
 TEST(Hosts, ABadTextIsRefusedWithItsName) {

@@ -82,8 +82,7 @@ void MessageCarrier::take(const Arrived& arrived) {
 bool MessageCarrier::due() const {
   if (owner_ == nullptr) return false;
   return more_ || (in_.frame && worker_->ended(in_.request)) ||
-         (out_.request != nullptr && worker_->ended(out_.request)) ||
-         endpoint_->why_lost() != UCS_OK;
+         (out_.request != nullptr && worker_->ended(out_.request)) || !endpoint_->lost().ok();
 }
 
 bool MessageCarrier::serve() {
@@ -94,8 +93,9 @@ bool MessageCarrier::serve() {
   bool sent = false;
   if (open_ && !in_send_) sent = finish_send();
   if (open_ && !in_send_) sent |= send();
-  if (open_ && endpoint_->why_lost() != UCS_OK) {
-    fail(endpoint_->lost_text(peer_, endpoint_->why_lost()), false);
+  // Whatever UCX says, the peer may be gone: what the control plane hears of it counts first.
+  if (open_ && !endpoint_->lost().ok()) {
+    fail(Status(Code::kPeerLost, endpoint_->lost().text()), false);
     return true;
   }
   return received || sent;
@@ -114,7 +114,7 @@ bool MessageCarrier::receive() {
         in_.frame.reset();
         in_.place = nullptr;
         if (endpoint_->usable())
-          fail(endpoint_->lost_text(peer_, status), false);  // else serve tells, or drop is known
+          fail(endpoint_->lost_text(status), false);  // else serve tells, or drop is known
         break;
       }
       if (!finish_frame()) return true;
@@ -183,7 +183,7 @@ bool MessageCarrier::finish_frame() {
 }
 
 void MessageCarrier::say_taken() {
-  if (!can_send()) return;
+  if (!open_ || !endpoint_->made()) return;
   taken_.head = {.to = peers_, .number = kTaken};
   taken_.request = endpoint_->send(taken_.head, nullptr, 0);
 }
@@ -197,7 +197,9 @@ bool MessageCarrier::settle(const Status& status) {
 // ---- Sending
 
 void MessageCarrier::flush() {
-  if (open_ && owner_ != nullptr && !in_send_) send();
+  if (!open_ || owner_ == nullptr || in_send_) return;
+  endpoint_->use();
+  send();
 }
 
 // True: a frame has left.
@@ -206,7 +208,7 @@ bool MessageCarrier::finish_send() {
   const ucs_status_t status = worker_->look_at(out_.request);
   if (status == UCS_INPROGRESS) return false;
   if (status != UCS_OK) {
-    if (endpoint_->usable()) fail(endpoint_->lost_text(peer_, status), false);
+    if (endpoint_->usable()) fail(endpoint_->lost_text(status), false);
     return true;
   }
   const framed::OutFrame sent = out_.frame;
@@ -217,7 +219,7 @@ bool MessageCarrier::finish_send() {
 bool MessageCarrier::send() {
   uint64_t bytes = 0;
   in_send_ = true;
-  while (can_send() && out_.request == nullptr) {
+  while (open_ && endpoint_->connected() && out_.request == nullptr) {
     if (bytes >= kTurnBytes) {
       more_ = true;
       break;

@@ -6,31 +6,66 @@
 
 namespace sotto::ucx {
 
-Result<std::shared_ptr<Endpoint>> Endpoint::make(std::shared_ptr<Worker> worker,
-                                                 std::string_view address) {
+Endpoint::Endpoint(std::shared_ptr<Worker> worker, int32_t rank, int32_t peer)
+    : worker_(std::move(worker)),
+      rank_(rank),
+      peer_(peer),
+      greeting_{.to = number_for(rank, kCarriers)} {
+  worker_->add(number_for(peer_, kCarriers), *this);
+}
+
+Endpoint::~Endpoint() {
+  drop();
+  worker_->remove(number_for(peer_, kCarriers));
+}
+
+void Endpoint::use() {
+  if (!std::exchange(used_, true) && begins()) make();
+}
+
+void Endpoint::make() {
   ucp_ep_params_t params{};
   params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                       UCP_EP_PARAM_FIELD_ERR_HANDLER;
-  params.address = reinterpret_cast<const ucp_address_t*>(address.data());
+  params.address = reinterpret_cast<const ucp_address_t*>(address_.data());
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler.cb = Worker::on_lost;
-  params.err_handler.arg = worker.get();
-  ucp_ep_h endpoint = nullptr;
-  const Api& api = worker->api();
-  if (const ucs_status_t got = api.ucp_ep_create(worker->handle(), &params, &endpoint);
+  params.err_handler.arg = worker_.get();
+  const Api& api = worker_->api();
+  if (const ucs_status_t got = api.ucp_ep_create(worker_->handle(), &params, &endpoint_);
       got != UCS_OK) {
-    return api.failed(got, "ucp_ep_create");
+    endpoint_ = nullptr;
+    lost_ = api.failed(got, "ucp_ep_create")
+                .with_prefix(fmt::format("rank {} has no way to rank {}", rank_, peer_));
+    return;
   }
-  return std::make_shared<Endpoint>(std::move(worker), endpoint);
+  worker_->add(endpoint_, *this);
+  request_ = send(greeting_, nullptr, 0);
 }
 
-Endpoint::Endpoint(std::shared_ptr<Worker> worker, ucp_ep_h endpoint)
-    : worker_(std::move(worker)), endpoint_(endpoint) {
-  worker_->add(endpoint, *this);
+void Endpoint::take(const Arrived& arrived) {
+  if (arrived.data != nullptr) worker_->release(arrived.data);
+  greeted_ = news_ = true;
+}
+
+// True: messages can go.
+bool Endpoint::serve() {
+  const ucs_status_t greeting = worker_->look_at(request_);
+  if (greeting != UCS_OK && greeting != UCS_INPROGRESS) lost(greeting);
+  if (!due()) return false;
+  news_ = false;
+  used_ = true;
+  if (endpoint_ == nullptr && usable()) make();
+  return true;
+}
+
+void Endpoint::lost(ucs_status_t why) {
+  if (lost_.ok()) lost_ = lost_text(why);
 }
 
 // Not in UCX's orderly way, which waits for what the peer has to do.
 void Endpoint::drop() {
+  closed_ = true;
   const ucp_ep_h endpoint = std::exchange(endpoint_, nullptr);
   if (endpoint == nullptr) return;
   worker_->remove(endpoint);
@@ -39,10 +74,12 @@ void Endpoint::drop() {
   param.flags = UCP_EP_CLOSE_FLAG_FORCE;
   void* request = worker_->api().ucp_ep_close_nbx(endpoint, &param);
   worker_->settle(request);
+  worker_->settle(request_);
 }
 
-Status Endpoint::lost_text(const std::string& peer, ucs_status_t why) const {
-  return error(Code::kPeerLost, "UCX has lost {}: {}", peer, worker_->api().ucs_status_string(why));
+Status Endpoint::lost_text(ucs_status_t why) const {
+  return error(Code::kPeerLost, "UCX has lost rank {}: {}", peer_,
+               worker_->api().ucs_status_string(why));
 }
 
 void* Endpoint::send(const Head& head, const void* data, uint64_t bytes) {
@@ -54,6 +91,7 @@ void* Endpoint::send(const Head& head, const void* data, uint64_t bytes) {
 }
 
 std::string Endpoint::lanes() const {
+  if (endpoint_ == nullptr && !closed_) return "(connects when it is first used)";
   char* text = nullptr;
   size_t bytes = 0;
   std::FILE* const out = endpoint_ == nullptr ? nullptr : ::open_memstream(&text, &bytes);

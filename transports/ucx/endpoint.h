@@ -1,34 +1,47 @@
-// A UCX endpoint: the way to the worker of one peer. Several carriers share it.
+// A UCX endpoint: the way to the worker of one peer. Several carriers share it. UCX makes it when
+// it is first used.
+//
+// Of a pair of ranks the lower one connects and greets, and the higher one connects when it has
+// been greeted, and greets back: where both connect at once, UCX 1.13 may take one endpoint for
+// two.
 //
 // Threads: the driving thread.
 #pragma once
 
 #include <memory>
 #include <string>
-#include <string_view>
 
 #include "transports/ucx/worker.h"
 
 namespace sotto::ucx {
 
-class Endpoint final : private LossListener {
+class Endpoint final : private Receiver, private LossListener {
  public:
-  // address: of the peer's worker. TRANSPORT: UCX has no way to it.
-  static Result<std::shared_ptr<Endpoint>> make(std::shared_ptr<Worker> worker,
-                                                std::string_view address);
-  Endpoint(std::shared_ptr<Worker> worker, ucp_ep_h endpoint);  // for make
+  // Greetings arrive from now on.
+  Endpoint(std::shared_ptr<Worker> worker, int32_t rank, int32_t peer);
   // What the peer has not answered may be lost.
-  ~Endpoint() override { drop(); }
+  ~Endpoint() override;
   Endpoint(const Endpoint&) = delete;
 
   const std::shared_ptr<Worker>& worker() const { return worker_; }
-  bool usable() const { return endpoint_ != nullptr && lost_ == UCS_OK; }
-  // UCX has lost the peer: why; OK: it has not.
-  ucs_status_t why_lost() const { return lost_; }
+  // Of the peer's worker, before the first use. A greeting that has come is answered.
+  void set_address(std::string address) { address_ = std::move(address); }
+  // Something is to be sent, or expected.
+  void use();
+  // Messages can be sent, perhaps later.
+  bool usable() const { return used_ && !closed_ && lost_.ok(); }
+  // UCX takes messages.
+  bool made() const { return endpoint_ != nullptr && lost_.ok(); }
+  // The peer's end is there too.
+  bool connected() const { return made() && greeted_; }
+  // It is used, and the peer has yet to connect.
+  bool waits_for_greeting() const { return usable() && !begins() && !greeted_; }
+  // Why nothing can be sent: TRANSPORT: UCX has no way to the peer; PEER_LOST: it has lost it.
+  const Status& lost() const { return lost_; }
   // PEER_LOST, with the name of the peer.
-  Status lost_text(const std::string& peer, ucs_status_t why) const;
+  Status lost_text(ucs_status_t why) const;
 
-  // Sends one message. head and data stay where they are until the request has ended
+  // Sends one message, once made. head and data stay where they are until the request has ended
   // (Worker::look_at). Null: it has.
   void* send(const Head& head, const void* data, uint64_t bytes);
   // Ends all transfers, whose requests then have to be settled. Nothing can be sent any more.
@@ -38,11 +51,23 @@ class Endpoint final : private LossListener {
   std::string lanes() const;
 
  private:
-  void lost(ucs_status_t why) override { lost_ = why; }
+  bool begins() const { return rank_ < peer_; }
+  void make();
+
+  void take(const Arrived& arrived) override;
+  bool due() const override { return news_ && !address_.empty(); }
+  bool serve() override;
+  void lost(ucs_status_t why) override;
 
   const std::shared_ptr<Worker> worker_;
-  ucp_ep_h endpoint_;  // null: closed
-  ucs_status_t lost_ = UCS_OK;
+  const int32_t rank_, peer_;
+  const Head greeting_;
+  std::string address_;
+  ucp_ep_h endpoint_ = nullptr;  // null: not made, or closed
+  void* request_ = nullptr;      // of the greeting
+  bool used_ = false, greeted_ = false, closed_ = false;
+  bool news_ = false;  // a greeting has come that was not looked at
+  Status lost_;
 };
 
 }  // namespace sotto::ucx

@@ -1,4 +1,9 @@
-// The endpoints of one rank to its peers, and how they come to be.
+// The endpoints of one rank to its peers: those that are made in the set-up, and those that are
+// made when they are first used (LinkPeers::lazy).
+//
+// Of these the lower rank connects when it sends or expects a message. The higher one waits: for
+// each of its messages there is one of the lower rank. Where it has waited for some ticks it asks
+// (kConnectChannel): operations may differ, and then the messages that have to show it need a way.
 //
 // Threads: the driving thread.
 #pragma once
@@ -7,51 +12,46 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "core/iface/rendezvous.h"
 #include "transports/ucx/endpoint.h"
 
 namespace sotto::ucx {
 
-// Of a pair of ranks, over one endpoint. The first is for small messages, the others for as many
-// long ones as may be under way.
-inline constexpr uint64_t kCarriers = 4;
-
-// The number of a carrier for a rank, on the worker of another.
-constexpr uint64_t number_for(int32_t rank, uint64_t carrier) {
-  return static_cast<uint64_t>(rank) * kCarriers + carrier;
-}
-
-// Of a pair the lower rank connects and greets, and the higher one answers: where both connect at
-// once, UCX 1.13 may take one endpoint for two.
-class Mesh {
+class Mesh final : private ServiceListener {
  public:
-  Mesh(std::shared_ptr<Worker> worker, int32_t rank) : worker_(std::move(worker)), rank_(rank) {}
+  // Greetings are taken from now on. control: outlives the mesh.
+  Mesh(std::shared_ptr<Worker> worker, ControlPlane& control, const LinkPeers& peers);
+  ~Mesh() override;
 
-  // address: of the peer's worker.
-  void add(int32_t peer, std::string address) { pairs_[peer].address = std::move(address); }
-  // Connects them all. TIMEOUT with the ranks that are missing, PEER_LOST, TRANSPORT; the cause of
-  // the group's failure, if another rank tells one meanwhile.
-  Status connect(const ControlPlane& control, Driver& driver, Deadline deadline);
-  const std::shared_ptr<Endpoint>& with(int32_t peer) const { return pairs_.at(peer).endpoint; }
+  // addresses: of the workers, by rank. Connects all that are not lazy. TIMEOUT with the ranks that
+  // are missing, PEER_LOST, TRANSPORT; the cause of the group's failure, if another rank tells one
+  // meanwhile.
+  Status connect(const std::vector<std::string>& addresses, Driver& driver, Deadline deadline);
+  // For the carriers of a peer, which own it from now on.
+  std::shared_ptr<Endpoint> take(int32_t peer) { return std::move(pairs_.at(peer).taken); }
+  // Behind the set-up: other ranks may ask for connections.
+  void listen();
+  // Every FramedTransport::kTickMs.
+  void tick();
 
  private:
   struct Pair {
-    std::string address;
-    std::shared_ptr<Endpoint> endpoint;
-    Head greeting;
-    void* request = nullptr;
-    bool connected = false;
+    std::shared_ptr<Endpoint> taken;  // until take
+    std::weak_ptr<Endpoint> endpoint;
+    bool lazy = false;
+    int waited = 0;  // ticks, for a greeting
   };
 
-  Status advance(int32_t peer, Pair& pair);
-  Status make_endpoint(int32_t peer, Pair& pair);
-  void end_greeting(Pair& pair);
+  // A higher rank waits for this one.
+  void on_service(int32_t from, std::string_view bytes) noexcept override;
   Status too_late() const;
 
-  const std::shared_ptr<Worker> worker_;
-  const int32_t rank_;
+  ControlPlane& control_;
   std::map<int32_t, Pair> pairs_;
+  bool listens_ = false;
 };
 
 }  // namespace sotto::ucx

@@ -16,9 +16,18 @@ struct Head {
   wire::HeaderBytes frame{};
   wire::TrailerBytes trailer{};  // zeros without a payload
 };
-// Instead of a number, without a frame: the endpoint of the two ranks is connected; all frames up
-// to the bye have arrived.
-inline constexpr uint64_t kGreeting = UINT64_MAX, kTaken = UINT64_MAX - 1;
+// Instead of a number, without a frame: all frames up to the bye have arrived.
+inline constexpr uint64_t kTaken = UINT64_MAX;
+
+// Of a pair of ranks, over one endpoint. The first is for small messages, the others for as many
+// long ones as may be under way.
+inline constexpr uint64_t kCarriers = 4;
+
+// The number of a carrier for a rank, on the worker of another; kCarriers: of the endpoint, whose
+// messages are greetings.
+constexpr uint64_t number_for(int32_t rank, uint64_t carrier) {
+  return static_cast<uint64_t>(rank) * (kCarriers + 1) + carrier;
+}
 
 struct Arrived {
   Head head;

@@ -19,11 +19,18 @@ class UcxTransport final : public framed::FramedTransport {
  public:
   UcxTransport(const std::shared_ptr<UcxPoller>& poller, int32_t rank,
                std::vector<framed::PeerCarriers> peers, TransferSink& sink,
-               framed::FlowLimits limits)
+               framed::FlowLimits limits, std::unique_ptr<Mesh> mesh)
       : FramedTransport(kCaps, poller, poller->clock(), rank, std::move(peers), sink, limits),
-        ticker_(poller->ticks().add([this] { tick(); })) {}
+        mesh_(std::move(mesh)),
+        ticker_(poller->ticks().add([this] {
+          mesh_->tick();
+          tick();
+        })) {
+    mesh_->listen();
+  }
 
  private:
+  const std::unique_ptr<Mesh> mesh_;
   const std::shared_ptr<void> ticker_;
 };
 
@@ -63,33 +70,34 @@ class UcxBackend final : public Backend {
                                              Deadline deadline) override {
     const int32_t rank = control.rank();
     SOTTO_ASSIGN(const std::shared_ptr<Worker> worker, Worker::make(context_, poller_));
-    SOTTO_ASSIGN(const std::vector<std::string> all,
+    auto mesh = std::make_unique<Mesh>(worker, control, peers);
+    SOTTO_ASSIGN(std::vector<std::string> all,
                  control.all_gather("UCX: addresses", Member{worker->address(), flow_}.encode(),
                                     driver, deadline));
-    Mesh mesh(worker, rank);
     framed::FlowLimits flow = flow_;
     for (const int32_t peer : peers.all) {
       std::optional<Member> member = Member::decode(all[static_cast<size_t>(peer)]);
       if (!member) return error(Code::kProtocol, "rank {} sent no address of UCX", peer);
       flow.eager_bytes = std::min(flow.eager_bytes, member->flow.eager_bytes);
       flow.credit_bytes = std::min(flow.credit_bytes, member->flow.credit_bytes);
-      if (peer != rank) mesh.add(peer, std::move(member->address));
+      all[static_cast<size_t>(peer)] = std::move(member->address);
     }
-    SOTTO_TRY(mesh.connect(control, driver, deadline));
+    SOTTO_TRY(mesh->connect(all, driver, deadline));
     std::vector<framed::PeerCarriers> links(all.size());
     for (const int32_t peer : peers.all) {
       if (peer == rank) continue;
       framed::PeerCarriers& link = links[static_cast<size_t>(peer)];
       link.name = fmt::format("rank {}", peer);
+      const std::shared_ptr<Endpoint> endpoint = mesh->take(peer);
       for (uint64_t i = 0; i < kCarriers; ++i) {
         link.carriers.push_back(std::make_unique<MessageCarrier>(
-            mesh.with(peer), link.name, number_for(peer, i), number_for(rank, i)));
+            endpoint, link.name, number_for(peer, i), number_for(rank, i)));
       }
     }
     // Behind it every end is there, so that messages may be sent.
     SOTTO_TRY(control.all_gather("UCX: endpoints", "", driver, deadline).status());
-    return std::unique_ptr<Transport>(
-        std::make_unique<UcxTransport>(poller_, rank, std::move(links), sink, flow));
+    return std::unique_ptr<Transport>(std::make_unique<UcxTransport>(
+        poller_, rank, std::move(links), sink, flow, std::move(mesh)));
   }
 
  private:

@@ -103,10 +103,6 @@ ucs_status_t Worker::on_message(void* self, const void* header, size_t header_by
   if (header_bytes != sizeof arrived.head) return UCS_OK;
   std::memcpy(&arrived.head, header, sizeof arrived.head);
   Worker& worker = *static_cast<Worker*>(self);
-  if (arrived.head.number == kGreeting) {
-    worker.greeted_.insert(arrived.head.to);
-    return UCS_OK;
-  }
   const auto found = worker.receivers_.find(arrived.head.to);
   if (found == worker.receivers_.end()) return UCS_OK;
   arrived.rendezvous = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;

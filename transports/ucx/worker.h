@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -87,9 +86,6 @@ class Worker final : public Served {
   void add(ucp_ep_h endpoint, LossListener& listener) { endpoints_[endpoint] = &listener; }
   void remove(ucp_ep_h endpoint) { endpoints_.erase(endpoint); }
 
-  // A greeting for the number has come.
-  bool greeted(uint64_t number) const { return greeted_.contains(number); }
-
   // Fetches data that a rendezvous brings; the result is a request.
   void* receive(void* data, void* place, uint64_t bytes);
   // Gives back data that is not needed, or not any more.
@@ -116,9 +112,8 @@ class Worker final : public Served {
   int descriptor_ = -1;
   std::string address_;
   std::unordered_map<uint64_t, Receiver*> receivers_;  // by number
-  std::set<uint64_t> greeted_;
-  std::vector<Receiver*> served_;                // null: removed inside serve
-  std::map<ucp_ep_h, LossListener*> endpoints_;  // that are open
+  std::vector<Receiver*> served_;                      // null: removed inside serve
+  std::map<ucp_ep_h, LossListener*> endpoints_;        // that are open
   bool serving_ = false;
 };
 
