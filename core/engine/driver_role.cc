@@ -54,16 +54,19 @@ DriverRole::Lock::Lock(DriverRole& role) : role_(role) {
     nested_ = true;
     return;
   }
-  ++role_.claims_;
   ++role_.waiters_;
-  while (role_.driving_) {
-    lock.unlock();
-    role_.work_.wake();
-    lock.lock();
-    if (role_.driving_) role_.changed_.wait(lock);
+  const uint64_t turn = role_.claims_.next++;
+  const auto mine = [&] { return !role_.driving_ && turn == role_.claims_.now; };
+  while (!mine()) {
+    if (role_.driving_) {
+      lock.unlock();
+      role_.work_.wake();
+      lock.lock();
+    }
+    if (!mine()) role_.changed_.wait(lock);
   }
   role_.take();
-  --role_.claims_;
+  ++role_.claims_.now;
 }
 
 DriverRole::Lock::~Lock() {
@@ -103,21 +106,21 @@ bool DriverRole::wait_until(const std::function<bool()>& done, int64_t timeout_u
       result = false;
       break;
     }
-    if (driving_ || claims_ > 0) {
+    if (driving_ || claims_.any()) {
       // Another thread works; sleep until an operation ends or the role is free.
       if (driving_) {
         lock.unlock();
         work_.wake();  // a progress thread that sleeps in a poller hands the role over
         lock.lock();
       }
-      if (!done() && (driving_ || claims_ > 0)) {
+      if (!done() && (driving_ || claims_.any())) {
         const int64_t left = std::min<int64_t>(deadline.left_us(clock_), kSleepUs);
         changed_.wait_until(lock, soon(std::chrono::microseconds(left)));
       }
       continue;
     }
     take();
-    while (claims_ == 0) {
+    while (!claims_.any()) {
       lock.unlock();
       const bool finished = done() || deadline.passed(clock_);
       if (!finished && !work_.progress())
@@ -156,7 +159,7 @@ void DriverRole::progress_thread_main(int nice) noexcept {
 
 bool DriverRole::claimed() {
   std::lock_guard lock(mutex_);
-  return claims_ > 0;
+  return claims_.any();
 }
 
 uint32_t DriverRole::ops_in_flight() {

@@ -70,7 +70,8 @@ class DriverRole {
 
   // ---- The role ----
 
-  // The thread has the role for the lock's lifetime.
+  // The thread has the role for the lock's lifetime. Threads get it in the order in which they
+  // came, so one that locks again and again keeps none out.
   class Lock {
    public:
     explicit Lock(DriverRole& role);
@@ -91,7 +92,7 @@ class DriverRole {
   void try_drive(F&& f) {
     {
       std::lock_guard lock(mutex_);
-      if (driving_ || claims_ > 0) return;
+      if (driving_ || claims_.any()) return;
       take();
     }
     f();
@@ -148,7 +149,13 @@ class DriverRole {
   bool driving_ = false;
   std::thread::id driver_;  // which thread, while driving_
   uint32_t waiters_ = 0;    // threads that want the role or sleep until an operation ends
-  uint32_t claims_ = 0;     // threads that want the role for something else than waiting
+  // Threads that want the role for something else than waiting, in turn.
+  struct Claims {
+    uint64_t next = 0;  // turn of the next thread that comes
+    uint64_t now = 0;   // turn of the one that gets the role next
+    bool any() const { return next != now; }
+  };
+  Claims claims_;
   bool serving_ = false;
   bool stop_ = false;
   uint32_t ops_in_flight_ = 0;

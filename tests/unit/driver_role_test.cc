@@ -72,6 +72,24 @@ TEST_F(DriverRoleTest, TheHolderMayAskAgain) {
   EXPECT_FALSE(ran);  // the role is not free
 }
 
+// As a thread that polls in a loop does.
+TEST_F(DriverRoleTest, AThreadThatTakesTheRoleAgainAndAgainLetsOthersIn) {
+  for (int i = 0; i < 100; ++i) {
+    std::atomic<bool> had_it{false};
+    auto held = std::make_unique<DriverRole::Lock>(role_);
+    std::thread other([&] {
+      const DriverRole::Lock lock(role_);
+      had_it = true;
+    });
+    while (!role_.claimed()) std::this_thread::yield();
+    held.reset();
+    held = std::make_unique<DriverRole::Lock>(role_);
+    EXPECT_TRUE(had_it);
+    held.reset();
+    other.join();
+  }
+}
+
 TEST_F(DriverRoleTest, AThreadThatAsksGetsTheRoleFromOneThatWaits) {
   std::atomic<bool> done{false};
   std::thread waiter([&] { EXPECT_TRUE(role_.wait_until([&] { return done.load(); }, -1)); });
