@@ -12,6 +12,9 @@ Transfer& fill_transfer(Run& run, uint32_t step, std::span<const int32_t> ranks)
   t.peer = ranks[static_cast<size_t>(s.peer)];
   t.round = s.round;
   t.segment = s.segment;
+  const PlanMessages& messages = run.plan->messages;
+  if (messages.links[s.lowered.link].matching == Matching::kByOrder)
+    t.inputs = messages.groups[s.lowered.group].inputs;
   t.is_send = s.is_send;
   t.message_class = s.message_class;
   t.data = run.at(s.data);

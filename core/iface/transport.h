@@ -176,6 +176,8 @@ struct Transfer {
   uint32_t round = 0;  // with `segment`: identifies the message within the operation for one
                        // (source, destination)
   uint32_t segment = 0;
+  // Links that match by order: how many of the operation's inputs have come before its group.
+  uint32_t inputs = 0;
   bool is_send = false;
   MessageClass message_class = MessageClass::kPayload;
   void* data = nullptr;

@@ -1,7 +1,8 @@
 // The header of an NCCL group: two ranks send it to each other in front of the first messages of an
 // operation. NCCL matches by order alone and checks nothing. With the header a difference is found
 // and described, also while the messages hang because of it. Ranks that mean the same operation
-// have the same plan, so its later groups need none.
+// have the same plan, so its later groups need none, but for the first one behind each of its
+// inputs.
 //
 // 104 bytes each way, in the group of the messages, so it costs no round trip. Counted as control
 // traffic (service bytes).

@@ -39,7 +39,8 @@ Status MessageGroup::prepare(std::span<Transfer* const> transfers, HeadedPeers& 
       return error(Code::kInternal, "nccl: message of rank {} to or from rank {} of {}", rank,
                    t->peer, size);
     }
-    if (headed.add(t->op->key, t->peer)) SOTTO_TRY(headers_.add(t->peer, transfers, use));
+    if (headed.add(t->op->key, t->inputs, t->peer))
+      SOTTO_TRY(headers_.add(t->peer, transfers, use));
     SOTTO_TRY(calls_.add(*t, staging_, captured_ != nullptr));
   }
   if (captured_ != nullptr) return ok_status();
