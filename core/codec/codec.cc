@@ -58,6 +58,7 @@ Result<std::shared_ptr<Codec>> Codec::create(std::shared_ptr<Comm> comm, std::st
   settings.hierarchy = levels.kind;
   std::shared_ptr<Codec> codec(new Codec(std::move(comm), std::move(device), settings,
                                          std::move(levels), std::move(counts)));
+  SOTTO_TRY(codec->comm_->takes(codec->device_->caps()));
   SOTTO_ASSIGN(codec->state_,
                CompressedState::make(
                    *codec->comm_, DeviceAccess(codec->comm_->context()->engine(), codec->device_),
@@ -73,7 +74,7 @@ Result<Codec::Prepared*> Codec::prepared(std::span<const uint8_t> in_place) {
   Prepared p;
   p.in_place.assign(in_place.begin(), in_place.end());
   p.collective = emit_compressed_collective(builder, comm_->rank(), layout_, settings_, in_place,
-                                            comm_->segment_bytes(), levels_.two());
+                                            comm_->sizes().segment_bytes, levels_.two());
   SOTTO_ASSIGN(p.plan, comm_->prepare(builder.take(), device_));
   prepared_.push_back(std::move(p));
   return &prepared_.back();
@@ -109,7 +110,7 @@ Result<OpRef> Codec::all_reduce(const SmallVector<void*>& in, const SmallVector<
   signature.tag = options.tag;
   SmallVector<uint64_t, 16> agreed(counts_.begin(), counts_.end());
   for (const uint64_t value : settings_.terms()) agreed.push_back(value);
-  agreed.push_back(comm_->segment_bytes());
+  agreed.push_back(comm_->sizes().segment_bytes);
   signature.detail = static_cast<uint32_t>(hash64(agreed.data(), agreed.size() * 8));
   const auto bind = [&](Run& run) {
     for (size_t i = 0; i < in.size(); ++i) {

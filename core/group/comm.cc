@@ -120,10 +120,25 @@ OpDescriptor Comm::point_to_point_descriptor(const CollectiveRequest& r, OpSigna
   return {{epoch_, p2p_number(source, destination, counter++)}, signature, priority};
 }
 
+Status Comm::takes(const DeviceCaps& device) const {
+  if (device.synchronous || size() == 1) return ok_status();
+  for (const Link& link : root_->channel->links().all()) {
+    const std::optional<DeviceId> its = link.queue == nullptr ? std::nullopt : link.queue->device();
+    if (!its || *its == device.id) continue;
+    return invalid_argument(
+        "the call is on {}; rank {}'s communicator of {} was made on {}, the device that was "
+        "current",
+        device_name(device.id), rank(), link.transport->caps().name, device_name(*its));
+  }
+  return ok_status();
+}
+
 Result<std::shared_ptr<PreparedPlan>> Comm::prepare(LogicalPlan logical,
                                                     const std::shared_ptr<Device>& device,
                                                     std::shared_ptr<ScratchPool> scratch) const {
   const LinkTable& table = root_->channel->links();
+  const auto is_message = [](const Step& step) { return step.message() != nullptr; };
+  if (std::ranges::any_of(logical.steps, is_message)) SOTTO_TRY(takes(device->caps()));
   std::vector<LinkTarget> links;
   for (const Link& link : table.all()) {
     links.push_back({link.queue != nullptr ? Matching::kByOrder : Matching::kByKey,
@@ -143,8 +158,8 @@ Result<std::shared_ptr<PreparedPlan>> Comm::prepare(LogicalPlan logical,
 
 Result<std::shared_ptr<PreparedPlan>> Comm::prepare(std::span<Call> calls) {
   for (Call& call : calls) {
-    call.request.segment_bytes = segment_bytes();
-    call.request.held = held_windows();
+    call.request.segment_bytes = sizes().segment_bytes;
+    call.request.held = sizes().held;
     call.request.native = native();
     const bool has_values = call.request.kind != OpKind::kBarrier &&
                             !(call.service && call.request.kind == OpKind::kAllGather);
@@ -466,7 +481,7 @@ std::string Comm::report_json(const std::string& kind) const {
     report["rank"] = rank_;
     report["size"] = size();
     report["transport"] = root_->transport;
-    report["segment_bytes"] = segment_bytes();
+    report["segment_bytes"] = sizes().segment_bytes;
     report["timeout_us"] = timeout_us();
     const Status status = failure();
     report["status"] = code_name(status.code());

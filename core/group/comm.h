@@ -89,8 +89,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   uint64_t epoch() const { return epoch_; }
   const std::string& transport() const { return root_->transport; }
   int64_t timeout_us() const { return root_->timeout_us; }
-  uint64_t segment_bytes() const { return root_->sizes.segment_bytes; }
-  const HeldWindows& held_windows() const { return root_->sizes.held; }
+  const MessageSizes& sizes() const { return root_->sizes; }  // the same on all ranks
   // By rank of this comm: the index of its host, from 0 in the order of the lowest rank of each.
   std::vector<int32_t> hosts() const;
   // Of collectives: the root comm's hierarchy; one level where hosts of a split are uneven.
@@ -114,6 +113,9 @@ class Comm : public std::enable_shared_from_this<Comm> {
   // This rank by itself: a comm for what needs no other rank. Nothing is sent. Threads: as create,
   // for this comm.
   std::shared_ptr<Comm> alone();
+
+  // INVALID_ARGUMENT: messages of operations on the device cannot go over the links of this rank.
+  Status takes(const DeviceCaps& device) const;
 
   // Starts one call, or all calls of a group, on one device, as one operation.
   Result<OpRef> start(Call call, const CallOptions& options);

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,6 +22,7 @@
 #include "core/base/clock.h"
 #include "core/base/dtype.h"
 #include "core/base/status.h"
+#include "core/iface/device.h"
 
 namespace sotto {
 
@@ -295,6 +297,8 @@ class QueueTransport : public Transport {
   virtual bool settled() const { return true; }
 
   // The rest is for stream-ordered ones.
+  // The device whose lanes it queues messages on; nothing: any.
+  virtual std::optional<DeviceId> device() const { return std::nullopt; }
   // All that was issued has executed, except what was captured into graphs.
   virtual bool idle() const { return true; }
   // Asked when all steps of the operation are done: PROTOCOL if what it has received was meant for

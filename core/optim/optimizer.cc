@@ -105,6 +105,7 @@ Result<std::shared_ptr<Optimizer>> Optimizer::make(std::shared_ptr<Comm> comm,
   DeviceAccess access(comm->context()->engine(), comm->context()->device_or_default(device));
   ParameterSet parameters(std::move(params), access);
   SOTTO_TRY(parameters.check(config.grad_accum_dtype));
+  SOTTO_TRY(comm->takes(access.device()->caps()));
   std::shared_ptr<Optimizer> optimizer(new Optimizer(
       OptimizerData(std::move(comm), std::move(access), std::move(config), std::move(parameters),
                     ParamGroups(std::move(groups), std::move(schedule)))));

@@ -59,7 +59,7 @@ StepShape OptimizerData::step_shape(const Comm& ranks) const {
   shape.frozen = parameters.frozen();
   if (masked) shape.valid = "valid";
   shape.state = arrays["m"].type;
-  shape.sizes = {ranks.segment_bytes(), ranks.held_windows()};
+  shape.sizes = ranks.sizes();
   shape.average.native = ranks.native();
   shape.average.levels = ranks.size() == levels.ranks() ? levels.two() : group_levels.two();
   return shape;

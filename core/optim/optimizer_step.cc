@@ -200,7 +200,7 @@ OpSignature Optimizer::signature(const StepVariant& variant, const LateSteps* la
   const uint64_t values[] = {data_.next_t(),
                              variant.traffic,
                              static_cast<uint64_t>(data_.config.optimizer.kind),
-                             data_.comm->segment_bytes(),
+                             data_.comm->sizes().segment_bytes,
                              std::bit_cast<uint64_t>(loss_scaler_.scale()),
                              accumulation_.done,
                              hash64(groups.data(), groups.size() * sizeof(uint64_t)),

@@ -183,7 +183,7 @@ Result<OpRef> OuterFragment::collective(FragmentOp kind, const Step& step, bool 
                                    tensors_.front(),
                                    tensors_.size(),
                                    launches_,
-                                   context_.comm->segment_bytes(),
+                                   context_.comm->sizes().segment_bytes,
                                    by_lr ? std::bit_cast<uint64_t>(step.gamma) : 0};
   for (const uint64_t value : codec.terms()) agreed.push_back(value);
   OpSignature signature;

@@ -25,7 +25,7 @@ FragmentPlans::FragmentPlans(const OuterContext& context, const std::vector<uint
   shape_.layout = &layout_;
   shape_.config = &context_.config;
   shape_.levels = context_.levels.two();
-  shape_.sizes = {comm.segment_bytes(), comm.held_windows()};
+  shape_.sizes = comm.sizes();
   for (uint32_t i = 0; i < tensors.size(); ++i) {
     const ParamSpec& p = (*context_.parameters)[tensors[i]];
     if (p.copy == nullptr) continue;

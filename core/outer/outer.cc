@@ -162,6 +162,7 @@ Result<std::shared_ptr<Outer>> Outer::make(std::shared_ptr<Comm> comm, const Out
   SOTTO_TRY(check_supported(context.config));
   ParameterSet parameters(std::move(params), context.access);
   SOTTO_TRY(parameters.check(std::nullopt));
+  SOTTO_TRY(comm->takes(context.access.device()->caps()));
   std::shared_ptr<Outer> outer(new Outer(std::move(context), std::move(parameters)));
   SOTTO_TRY(outer->make_fragments());
   SOTTO_ASSIGN(outer->nothing_, comm->prepare(LogicalPlan(), outer->context_.access.device()));

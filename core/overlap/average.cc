@@ -89,7 +89,7 @@ Result<const AverageRounds::Prepared*> AverageRounds::prepared(ReduceOp reduce) 
   shape.levels = compresses() ? levels_.two() : comm_->levels().of_sums();
   shape.reduce = reduce;
   shape.observes = observes_;
-  shape.sizes = {comm_->segment_bytes(), comm_->held_windows()};
+  shape.sizes = comm_->sizes();
   SOTTO_ASSIGN(OverlapPlan made, build_overlap_round(shape));
   SOTTO_ASSIGN(std::shared_ptr<PreparedPlan> plan,
                rounds_comm_->prepare(std::move(made.plan), device_));
@@ -108,7 +108,7 @@ OpSignature AverageRounds::signature(ReduceOp reduce, uint64_t tag) const {
   }
   s.tag = tag;
   // The rest was compared when the overlap was made; buckets may be those of a state.
-  std::vector<uint64_t> agreed{comm_->segment_bytes(), observes_};
+  std::vector<uint64_t> agreed{comm_->sizes().segment_bytes, observes_};
   for (const OverlapBucket& bucket : buckets_) {
     agreed.push_back(bucket.tensors.size());
     agreed.insert(agreed.end(), bucket.tensors.begin(), bucket.tensors.end());

@@ -121,6 +121,7 @@ Result<std::shared_ptr<Overlap>> Overlap::make(const std::shared_ptr<Comm>& comm
   }
   std::shared_ptr<Overlap> overlap(
       new Overlap(comm, config, std::move(tensors), std::move(device)));
+  SOTTO_TRY(comm->takes(overlap->device_->caps()));
   if (optimizer != nullptr) {
     overlap->work_ = std::make_unique<StepRounds>(optimizer);
     return overlap;

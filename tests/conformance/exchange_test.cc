@@ -53,7 +53,7 @@ Call make_call(const Comm& comm, OpKind kind, std::vector<Dtype> dtypes) {
 // Prepares the call, runs it, and compares what was sent with what the plan says. (What has been
 // received depends on how far the others are.)
 Status run_counted(Comm& comm, Call call) {
-  call.request.segment_bytes = comm.segment_bytes();
+  call.request.segment_bytes = comm.sizes().segment_bytes;
   SOTTO_ASSIGN(const std::shared_ptr<PreparedPlan> plan, comm.prepare({&call, 1}));
   const PeerTraffic planned = plan->plan().traffic.total;
   const TransferCounters before = comm.counters().moved;
@@ -323,7 +323,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, Exchange,
 TEST(ExchangePlans, BytesAreThoseOfTheFormulas) {
   const Status status = run_world(world_of("tcp", 3), [](const auto& comm) -> Status {
     const auto total = [&](Call call) -> Result<PeerTraffic> {
-      call.request.segment_bytes = comm->segment_bytes();
+      call.request.segment_bytes = comm->sizes().segment_bytes;
       SOTTO_ASSIGN(const auto plan, comm->prepare({&call, 1}));
       return plan->plan().traffic.total;
     };

@@ -292,8 +292,8 @@ Status run_flat(Comm& comm, const std::vector<RankGroup>& hosts, const Levels& l
   r.size = comm.size();
   r.layout = &layout;
   r.dtype = T::kDtype;
-  r.segment_bytes = comm.segment_bytes();
-  r.held = comm.held_windows();
+  r.segment_bytes = comm.sizes().segment_bytes;
+  r.held = comm.sizes().held;
   r.levels = &levels;
   r.in_place = in_place;
   std::vector<uint64_t> bytes;

@@ -8,9 +8,10 @@ namespace {
 
 Status check_sizes(WorldOptions world, uint64_t segment_bytes, const HeldWindows& held) {
   return run_world(world, [&](const std::shared_ptr<Comm>& comm) {
-    if (comm->segment_bytes() == segment_bytes && comm->held_windows() == held) return ok_status();
+    if (comm->sizes().segment_bytes == segment_bytes && comm->sizes().held == held)
+      return ok_status();
     return error(Code::kInternal, "segments of {} bytes, {} windows of {} bytes",
-                 comm->segment_bytes(), comm->held_windows().count, comm->held_windows().bytes);
+                 comm->sizes().segment_bytes, comm->sizes().held.count, comm->sizes().held.bytes);
   });
 }
 

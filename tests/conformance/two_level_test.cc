@@ -31,7 +31,7 @@ Result<LogicalPlan> two_level(const Comm& comm, const std::vector<RankGroup>& gr
   CollectiveRequest request;
   request.counts = {count};
   request.dtypes = {dtype};
-  request.segment_bytes = comm.segment_bytes();
+  request.segment_bytes = comm.sizes().segment_bytes;
   const auto level = [&](const std::vector<RankGroup>& ranks, OpKind kind, bool in_place) {
     return b.within(ranks, comm.rank(), [&](int32_t rank, int32_t size) {
       CollectiveRequest of_group = request;

@@ -34,7 +34,7 @@ Call make_call(const Comm& comm, OpKind kind, size_t tensors) {
 
 // Runs the call and compares what was sent with what the plan says.
 Status run_counted(Comm& comm, Call call) {
-  call.request.segment_bytes = comm.segment_bytes();
+  call.request.segment_bytes = comm.sizes().segment_bytes;
   SOTTO_ASSIGN(const std::shared_ptr<PreparedPlan> plan, comm.prepare({&call, 1}));
   const PeerTraffic planned = plan->plan().traffic.total;
   const TransferCounters before = comm.counters().moved;

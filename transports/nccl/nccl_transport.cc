@@ -154,10 +154,8 @@ Result<cudaStream_t> NcclTransport::stream_of(Device& device, uint32_t lane) con
   if (caps.id.type == DeviceType::kCuda && caps.id.index == communicators_.all().device() &&
       stream != nullptr)
     return stream;
-  return invalid_argument(
-      "nccl: the operation is on {}, but the communicator was made on cuda:{}, the device that was "
-      "current",
-      device_name(caps.id), communicators_.all().device());
+  return error(Code::kInternal, "nccl: a group on {}, by a communicator of cuda:{}",
+               device_name(caps.id), communicators_.all().device());
 }
 
 // ---- Progress ----

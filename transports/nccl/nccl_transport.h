@@ -48,6 +48,9 @@ class NcclTransport final : public QueueTransport, private NcclPollSource {
   void restart(const OpDescriptor& op) override { captured_.restart(op, counters_); }
   void release_captured(const OpDescriptor& op) override { groups_.reuse(captured_.forget(op)); }
   bool idle() const override { return groups_.empty(); }
+  std::optional<DeviceId> device() const override {
+    return DeviceId{DeviceType::kCuda, communicators_.all().device()};
+  }
   Status verify(const OpDescriptor& op) override;
   void complete(const OpDescriptor& op) override {
     captured_.complete(op, counters_);
