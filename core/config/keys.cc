@@ -292,7 +292,7 @@ constexpr KeySpec kTable[] = {
      "type of momentum and variance between steps (SGD, Adam, AdamW, Lion)"},
     {kSotto, "gradient_codec", kAll, kObject, true, kNoRange, "", kActs, "see its keys"},
     {kSotto, "hierarchy", kAll, kText, false, kNoRange, kHierarchies, kActs,
-     "two levels of averages: full precision inside hosts, what the type sends between them; "
+     "two levels of averages: full precision (or communication_data_type) inside hosts, what the type sends between them; "
      "auto: sharded where several hosts have equally many ranks, more than one"},
     {kSotto, "outer", kAll, kObject, true, kNoRange, "", kActs, "see its keys"},
     {kSotto, "overlap", kAll, kObject, true, kNoRange, "", kActs, "see its keys"},

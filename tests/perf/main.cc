@@ -72,7 +72,7 @@ int run(int argc, char** argv) {
       "  net             all-reduces over links of a given rate, next to other libraries\n"
       "  overlap         outer steps that hide their averages over such links\n"
       "  overlap_bucket  gradients that travel during a backward pass over such links\n"
-      "  step_ddp        training steps in PyTorch over such links, next to torch's own\n"
+      "  step_ddp        training steps in PyTorch over such links, next to others\n"
       "  python_step     what Python costs in a step over many small tensors\n"
       "  library         collectives and steps with two builds of libsotto.so in turns\n"
       "  gpu             codec and Adam on a CUDA device");
