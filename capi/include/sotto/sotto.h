@@ -480,8 +480,9 @@ SOTTO_API sotto_status sotto_comm_get_counters(const sotto_comm* comm,
 
 /* Destroys the comm: waits for operations in flight at most the comm's timeout, then fails those
  * left; if the comm has failed a fraction of a second in all, over NCCL until NCCL has aborted it
- * (10 seconds at most). Not collective. The handle is gone whatever is returned, except for
- * INVALID_STATE.
+ * (10 seconds at most). What is queued on a device behind a caller's stream keeps its memory until
+ * the stream has come to it, and so long this waits. Not collective. The handle is gone whatever is
+ * returned, except for INVALID_STATE.
  *   comm [in] NULL: nothing happens
  * Threads: one per handle, not from callbacks. Blocks: yes. Errors: the first error met while
  * draining, INVALID_STATE (fork, callback). Since: 0.1 */
@@ -502,7 +503,8 @@ SOTTO_API sotto_status sotto_op_test(sotto_op* op);
  *   op         [in]
  *   timeout_us [in] time over: SOTTO_IN_PROGRESS, nothing changes; negative: no limit, until the
  *                   operation ends, for which its own deadline provides (sotto_call.timeout_us,
- *                   else the comm's)
+ *                   else the comm's). On a device it ends when what it has queued has executed,
+ *                   so not before the caller's stream has come to it
  * Threads: any, not from callbacks. Blocks: yes. Errors: INVALID_ARGUMENT (released), INVALID_STATE
  * (fork, callback), the operation's. Since: 0.1 */
 SOTTO_API sotto_status sotto_op_wait(sotto_op* op, int64_t timeout_us);
@@ -1081,8 +1083,8 @@ SOTTO_API sotto_status sotto_optim_step(sotto_optim* optim, const sotto_call* ca
  * and step number are those of the replayed step, read by the graph from the host's memory, so
  * schedules, skipped steps and all other calls work as usual.
  * Steps of one rank or over NCCL can be recorded. To the other ranks a replay is the step that it
- * stands for, which they may replay or call. The first time that ranks exchange such messages NCCL
- * connects them, so they call it, or record it, together.
+ * stands for, which they may replay or call. NCCL's own collectives (SOTTO_NCCL_NATIVE=all) connect
+ * at their first call, so ranks call that, or record it, together.
  * A recording is for steps like the recorded one, and INVALID_STATE tells that the next is not: the
  * 1-bit types need one before and one after the switch, and wherever error feedback is kept (the
  * compressed stage, a gradient codec) it changes between two places with a recording each. The
@@ -1620,8 +1622,8 @@ SOTTO_API sotto_status sotto_predict_report(const char* json, char* buf, uint64_
  * rank refuses, whatever the reason, all of them end with its code and text, and the comm stays as
  * it is.
  *   comm        [in]  outlives the overlap, whose rounds go on beside its collectives. Over NCCL,
- *                     which matches by order, all ranks call sotto_overlap_begin and collectives in
- *                     one order
+ *                     which matches by order, all ranks call sotto_overlap_begin and collectives,
+ *                     and mark the last gradients of buckets, in one order
  *   json        [in]  object; every key may be left out:
  *                     {"first_bucket_bytes": 1048576, "bucket_bytes": 26214400,
  *                      "order": "reversed" | "registered" | "observed", "unused": "error" | "zero",
