@@ -7,12 +7,14 @@
 #include <vector>
 
 #include "tests/cuda/device_memory.h"
+#include "tests/emulation/cuda/fake_cuda.h"
 #include "tests/support/ranks.h"
 
 namespace sotto::test {
 namespace {
 
 std::string run_nccl(const std::function<void(Member&)>& body) {
+  fake_cuda::configure({.devices = 4});
   WorldOptions options;
   options.transport = "nccl";
   options.on_rank = [](int32_t rank) { CUDA_OK(cudaSetDevice(rank + 1)); };
