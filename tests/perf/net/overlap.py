@@ -325,22 +325,26 @@ def run(options):
     return wrong
 
 
-def main(arguments):
-    options = parse(arguments)
+def run_in_lab(script, arguments, options, measured):
+    """The exit code of measured(options), which returns what was wrong, in a lab where that is possible. script: its path."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         if not options.loopback:
-            how, reason = labs.enter(["-B", str(HERE / "overlap.py"), *arguments])
+            how, reason = labs.enter(["-B", str(script), *arguments])
             if not how:
                 say(f"network namespaces are not possible here ({reason}): loopback")
                 options.loopback = True
-        wrong = run(options)
+        wrong = measured(options)
     except (labs.LabError, sides.SideError) as error:
-        say(f"sotto bench overlap: {error}")
+        say(f"sotto bench {script.stem}: {error}")
         return 2
     for text in wrong:
         say(f"wrong: {text}")
     return 1 if wrong else 0
+
+
+def main(arguments):
+    return run_in_lab(HERE / "overlap.py", arguments, parse(arguments), run)
 
 
 if __name__ == "__main__":

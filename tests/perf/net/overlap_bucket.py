@@ -4,7 +4,6 @@
 import argparse
 import json
 import os
-import signal
 import statistics
 import sys
 from dataclasses import dataclass, field
@@ -188,21 +187,7 @@ def run(options):
 
 
 def main(arguments):
-    options = parse(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        if not options.loopback:
-            how, reason = labs.enter(["-B", str(HERE / "overlap_bucket.py"), *arguments])
-            if not how:
-                say(f"network namespaces are not possible here ({reason}): loopback")
-                options.loopback = True
-        wrong = run(options)
-    except (labs.LabError, sides.SideError) as error:
-        say(f"sotto bench overlap_bucket: {error}")
-        return 2
-    for text in wrong:
-        say(f"wrong: {text}")
-    return 1 if wrong else 0
+    return overlap.run_in_lab(HERE / "overlap_bucket.py", arguments, parse(arguments), run)
 
 
 if __name__ == "__main__":
