@@ -1,6 +1,8 @@
 // What the tests of connections that are made when they are first used share.
 #pragma once
 
+#include <gmock/gmock.h>
+
 #include <functional>
 #include <string>
 #include <vector>
@@ -61,6 +63,26 @@ inline std::vector<TestMessage> messages_of_all_pairs(uint32_t size) {
     }
   }
   return messages;
+}
+
+// Rank 2 sends in an operation that is another one on rank 1, where it has nothing to do with
+// rank 2. Of three ranks.
+inline void expect_mismatch_seen(RankKit& kit) {
+  kit.barrier();
+  kit.control->established();
+  TestOp op(7, 0);
+  std::vector<uint8_t> memory(1'000'000);
+  op.descriptor.signature.count = kit.rank == 2 ? 250'000 : 1;
+  if (kit.rank != 0) check(kit.transport->post_op(op.descriptor));
+  if (kit.rank == 2) kit.start(op.add(true, 1, 0, 0, memory.data(), memory.size()));
+  if (kit.rank == 1) {
+    require(kit.drive([&] { return !kit.sink.failures.empty(); }), "the mismatch was not noticed");
+    EXPECT_THAT(kit.sink.failures[0].status.text(),
+                testing::AllOf(testing::HasSubstr("250000 elements"),
+                               testing::HasSubstr(" 1 elements"), testing::HasSubstr("rank 2")));
+  }
+  kit.barrier();
+  if (kit.rank != 0) kit.transport->cancel(op.descriptor);
 }
 
 }  // namespace sotto::test
