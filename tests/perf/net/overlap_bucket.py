@@ -111,7 +111,7 @@ def measure_pairs(side, options, figures):
     limit_s = 60 + 20 * options.rounds * (pass_ms + averages_ms) / 1e3
     say(f"{options.n} elements in {buckets} buckets, {options.codec}; averages alone take {averages_ms:.1f} ms, a backward pass {pass_ms:.1f} ms; "
         f"{options.pairs} pairs take about {measure.duration(options.pairs * options.rounds * (2 * pass_ms + averages_ms) / 1e3)}")
-    both = side.tell(f"rounds overlapped {WARM_UP}", limit_s)
+    side.tell(f"rounds overlapped {WARM_UP}", limit_s)
     for _ in range(options.pairs):
         alone = side.tell(f"compute {options.rounds * buckets}", limit_s)
         averages = side.tell(f"rounds at_once {options.rounds}", limit_s)
