@@ -26,7 +26,7 @@ std::string beside_this_program() {
 int run_bench(const std::vector<std::string>& arguments) {
   const std::string beside = beside_this_program();
   const std::string program = beside.empty() ? kProgram : beside;
-  std::vector<std::string> words = {program};
+  std::vector<std::string> words = {"sotto bench"};  // its name in its help and errors
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -15,6 +16,11 @@ namespace sotto::perf {
 
 // Exit code for wrong arguments, and for results that cannot be written.
 inline constexpr int kExitWrong = 2;
+
+// What the user has typed: the name of the program, or the words that `sotto bench` starts it as.
+inline std::string typed_name(char** argv) {
+  return std::filesystem::path(argv[0]).filename().string();
+}
 
 inline int usage_error(const CLI::App& app, const std::string& text) {
   const char* const name = app.get_name().c_str();

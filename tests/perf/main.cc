@@ -66,7 +66,7 @@ int run(int argc, char** argv) {
   CLI::App app(
       "Benchmarks of Sotto: kernels as ratios to yardsticks with the same memory traffic; "
       "wire_bytes and zeroone_bits count bytes on the network",
-      "sotto-perf");
+      typed_name(argv));
   app.footer(
       "With options of their own (sotto bench NAME --help):\n"
       "  net             all-reduces over links of a given rate, next to other libraries\n"
@@ -117,7 +117,7 @@ int run(int argc, char** argv) {
   if (!json.empty()) {
     lines.open(json, std::ios::app);
     if (!lines) {
-      std::fprintf(stderr, "sotto-perf: cannot write %s\n", json.c_str());
+      std::fprintf(stderr, "%s: cannot write %s\n", app.get_name().c_str(), json.c_str());
       return kExitWrong;
     }
   }
@@ -139,7 +139,7 @@ int run(int argc, char** argv) {
   }
   lines.flush();
   if (!json.empty() && !lines) {
-    std::fprintf(stderr, "sotto-perf: writing %s failed\n", json.c_str());
+    std::fprintf(stderr, "%s: writing %s failed\n", app.get_name().c_str(), json.c_str());
     return kExitWrong;
   }
   if (!all.empty() && !print(app, table(all, options))) return kExitWrong;
@@ -151,8 +151,10 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   const std::vector<std::string> words(argv + 1, argv + argc);
+  const std::string name = sotto::perf::typed_name(argv);
   try {
-    if (!words.empty() && words[0] == "gpu") sotto::perf::run_gpu({words.begin() + 1, words.end()});
+    if (!words.empty() && words[0] == "gpu")
+      sotto::perf::run_gpu(name, {words.begin() + 1, words.end()});
     const auto& scripts = sotto::perf::scripts();
     if (!words.empty() && scripts.contains(words[0]))
       sotto::perf::run_script(scripts.at(words[0]), {words.begin() + 1, words.end()});
@@ -161,7 +163,7 @@ int main(int argc, char** argv) {
       return sotto::perf::run_overlap_rank(words[1]);
     return sotto::perf::run(argc, argv);
   } catch (const std::exception& e) {
-    std::fprintf(stderr, "sotto-perf: %s\n", e.what());
+    std::fprintf(stderr, "%s: %s\n", name.c_str(), e.what());
     return sotto::perf::kExitWrong;
   }
 }

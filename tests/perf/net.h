@@ -12,7 +12,8 @@ namespace sotto::perf {
 [[noreturn]] void run_script(const std::string& name, const std::vector<std::string>& arguments);
 
 // `sotto bench gpu ..`: replaces this process by sotto-perf-gpu, which lies beside it. The same.
-[[noreturn]] void run_gpu(const std::vector<std::string>& arguments);
+// name: what the user has typed in front of gpu.
+[[noreturn]] void run_gpu(const std::string& name, const std::vector<std::string>& arguments);
 
 // One rank, which does what run.py tells it through the socket `control` until that is closed.
 // Rank, size and rendezvous come from the environment. Returns the exit code.

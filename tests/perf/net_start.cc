@@ -19,12 +19,13 @@ std::filesystem::path scripts() {
   return std::filesystem::exists(installed) ? installed.lexically_normal() : SOTTO_PERF_SCRIPTS;
 }
 
-[[noreturn]] void become(std::vector<std::string> words) {
+// words: the first is the name that it is called by.
+[[noreturn]] void become(const std::string& program, std::vector<std::string> words) {
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
-  ::execvp(argv[0], argv.data());
-  throw std::runtime_error(fmt::format("cannot start {}: {}", words[0], std::strerror(errno)));
+  ::execvp(program.c_str(), argv.data());
+  throw std::runtime_error(fmt::format("cannot start {}: {}", program, std::strerror(errno)));
 }
 
 }  // namespace
@@ -41,18 +42,18 @@ void run_script(const std::string& name, const std::vector<std::string>& argumen
   std::vector<std::string> words = {python, "-B", script.string(), "--sotto-perf",
                                     this_program().string()};
   words.insert(words.end(), arguments.begin(), arguments.end());
-  become(std::move(words));
+  become(python, std::move(words));
 }
 
-void run_gpu(const std::vector<std::string>& arguments) {
+void run_gpu(const std::string& name, const std::vector<std::string>& arguments) {
   const std::filesystem::path program = this_program().parent_path() / "sotto-perf-gpu";
   if (!std::filesystem::exists(program))
     throw std::runtime_error(
         "the benchmarks of CUDA devices are a program of their own, which is not beside this one: "
         "build the target sotto-perf-gpu, with the preset cuda for real devices");
-  std::vector<std::string> words = {program.string()};
+  std::vector<std::string> words = {name + " gpu"};
   words.insert(words.end(), arguments.begin(), arguments.end());
-  become(std::move(words));
+  become(program, std::move(words));
 }
 
 }  // namespace sotto::perf

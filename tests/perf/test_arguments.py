@@ -54,6 +54,16 @@ class Arguments(unittest.TestCase):
         done = perf("--help")
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertIn("--cpu-clock", done.stdout)
+        self.assertIn("Usage: sotto-perf [OPTIONS]", done.stdout)
+
+    def test_the_name_that_was_typed(self):
+        def typed(*words):
+            return subprocess.run(["sotto bench", *words], executable=PERF, capture_output=True, text=True, timeout=60, check=False)
+
+        self.assertIn("Usage: sotto bench [OPTIONS]", typed("--help").stdout)
+        self.assertRegex(typed("--nosuch").stderr, r"^sotto bench: .*\nTry sotto bench --help\.\n$")
+        if os.path.exists(PERF + "-gpu"):
+            self.assertIn("Usage: sotto bench gpu [OPTIONS]", typed("gpu", "--help").stdout)
 
     def test_what_cannot_be_written(self):
         with open("/dev/full", "w", encoding="ascii") as full:

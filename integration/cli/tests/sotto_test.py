@@ -273,6 +273,10 @@ class Others(unittest.TestCase):
             done = sotto("bench", "--row", "3", "--help", program=copy, env=env)
             self.assertEqual((done.returncode, done.stdout), (7, "got: --row 3 --help\n"))
 
+            os.remove(perf)
+            os.symlink("/bin/sh", perf)
+            self.assertEqual(sotto("bench", "-c", 'echo "$0"', program=copy, env=env).stdout, "sotto bench\n")
+
     def test_what_cannot_be_written(self):
         plan = ("--ranks", "4", "--bandwidth", "1gbit", "--latency", "1ms", "--step-time", "20ms", "--params", "1000000")
         with open("/dev/full", "w", encoding="ascii") as full:

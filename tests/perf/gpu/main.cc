@@ -34,7 +34,7 @@ int run(int argc, char** argv) {
   CLI::App app(
       "Benchmarks of Sotto on a CUDA device: kernels as ratios to a copy within the device. "
       "Results are compared with the processor's, bit for bit.",
-      "sotto-perf-gpu");
+      typed_name(argv));
   Options options;
   options.n = 340'000'000;
   options.pairs = 21;
@@ -77,7 +77,7 @@ int run(int argc, char** argv) {
   for (const Measurement& m : all) lines << json_line(m, options) << '\n';
   lines.flush();
   if (!lines) {
-    std::fprintf(stderr, "sotto-perf-gpu: cannot write %s\n", json.c_str());
+    std::fprintf(stderr, "%s: cannot write %s\n", app.get_name().c_str(), json.c_str());
     return kExitWrong;
   }
   return wrong ? 1 : 0;
@@ -90,7 +90,7 @@ int main(int argc, char** argv) {
   try {
     return sotto::perf::run(argc, argv);
   } catch (const std::exception& e) {
-    std::fprintf(stderr, "sotto-perf-gpu: %s\n", e.what());
+    std::fprintf(stderr, "%s: %s\n", sotto::perf::typed_name(argv).c_str(), e.what());
     return 2;
   }
 }
