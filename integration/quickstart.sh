@@ -297,14 +297,14 @@ launch() {
   [ $status = 0 ] || die "the ${stem##*/} run failed (exit code $status); the first failing rank's message is above"
 }
 
-# train NAME SEED FILE_STEM [none]: a run of NAME; with "none", without a limit on the links.
+# train NAME SEED FILE_STEM CONFIG [none]: a run of NAME; with "none", without a limit on the links.
 train() {
-  local name=$1 seed=$2 stem=$3 rate=${4:-$links} about=''
+  local name=$1 seed=$2 stem=$3 config=$4 rate=${5:-$links} about=''
   [ "$rate" = "$links" ] || about=", no limit on the links"
   runs=$((runs + 1))
   say "quickstart: run $runs of $((runs_per_seed * ${#seeds[@]})): $name, seed $seed$about"
   set_rate "$rate"
-  launch "$work/config/$name.json" "$seed" "$steps" "$work/$stem"
+  launch "$config" "$seed" "$steps" "$work/$stem"
 }
 
 # Short runs for the time line: one of a whole run would be hundreds of megabytes.
@@ -339,10 +339,13 @@ train_all() {
   [ $unlimited = no ] || runs_per_seed=4
   for seed in "${seeds[@]}"; do
     [ $runs = 0 ] || suffix=-seed$seed
-    train lamb "$seed" "lamb$suffix"
-    train onebit_lamb "$seed" "onebit_lamb$suffix"
-    [ -z "$extra" ] || train "$extra" "$seed" "$extra$suffix"
-    [ $unlimited = no ] || train "$extra" "$seed" "$extra$UNLIMITED$suffix" none
+    train lamb "$seed" "lamb$suffix" "$work/config/lamb.json"
+    train onebit_lamb "$seed" "onebit_lamb$suffix" "$work/config/onebit_lamb.json"
+    [ -z "$extra" ] || train "$extra" "$seed" "$extra$suffix" "$work/config/$extra.json"
+    [ $unlimited = yes ] || continue
+    # A period that the run with a limit has measured is that of the run without it too.
+    report settle "$work/config/$extra.json" "$work/$extra$suffix.summary.json" "$work/config/$extra$UNLIMITED.json"
+    train "$extra" "$seed" "$extra$UNLIMITED$suffix" "$work/config/$extra$UNLIMITED.json" none
   done
 }
 

@@ -186,6 +186,7 @@ static void put_summary(FILE* file, const Options* options, const Summary* s) {
   put_number(file, "codec_s", s->codec_s);
   put_number(file, "exposed_comm_s", s->exposed_comm_s);
   put_stages(file, s->totals);
+  if (s->outer_period) fprintf(file, ",\n  \"outer_period\": %" PRIu64, s->outer_period);
   put_list(file, "payload_bytes_sent", s->payload_sent, s->world);
   put_list(file, "payload_bytes_planned", s->payload_planned, s->world);
   put_list(file, "header_bytes_sent", s->header_sent, s->world);

@@ -35,6 +35,7 @@ typedef struct Summary {
   double compute_s, codec_s, exposed_comm_s; /* means over ranks */
   const int64_t *payload_sent, *payload_planned, *header_sent, *between_hosts;
   uint64_t held_out_sequences, params_hash;
+  uint64_t outer_period; /* 0: no outer steps, or the period "auto" has not been chosen */
   int64_t n_params, batch;
   int world;
   const Totals* totals;

@@ -264,6 +264,14 @@ static double evaluate(Trainer* t, int which, size_t n) {
   return sums[0] / sums[1];
 }
 
+/* 0 without outer steps, and while a period "auto" is still measured. */
+static uint64_t outer_period(const Trainer* t) {
+  sotto_outer_info info = SOTTO_OUTER_INFO_INIT;
+  if (!t->outer) return 0;
+  check(sotto_outer_get_info(t->outer, &info), "sotto_outer_get_info");
+  return info.events & SOTTO_OUTER_MEASURING ? 0 : info.period;
+}
+
 /* With outer steps it is the anchor, which all ranks have alike, that is evaluated. */
 static void swap_anchor(Trainer* t) {
   if (t->outer) check(sotto_outer_swap(t->outer, NULL, NULL), "sotto_outer_swap");
@@ -410,6 +418,7 @@ static void report(Trainer* t, double val_loss, size_t windows) {
                            .header_sent = bytes + 2 * world,
                            .between_hosts = bytes + 3 * world,
                            .held_out_sequences = windows,
+                           .outer_period = outer_period(t),
                            .params_hash = hash_bytes(HASH_START, t->model->params,
                                                      t->model->n_params * sizeof *t->model->params),
                            .n_params = (int64_t)t->model->n_params,

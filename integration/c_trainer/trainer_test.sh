@@ -138,6 +138,7 @@ test_outer_steps() {
     printf '{"optimizer": {"type": "Lamb", "params": {"lr": 0.02}}, "sotto": {"outer": %s}}' "$outer" >"$work/$name"
     run_well "$name" --config "$work/$name" --steps 15 --eval-every 5
     bytes_as_planned "$name"
+    grep -q '"outer_period": [1-9]' "$work/$name.json" || fail "$name: the summary has no period"
     [ "$(stage_of "$name" 6),$(stage_of "$name" 7)" = "$stages" ] ||
       fail "$name: steps 6 and 7 are logged as $(stage_of "$name" 6) and $(stage_of "$name" 7)"
   done <<'END'
@@ -148,6 +149,11 @@ slowmo local,local {"preset": "slowmo", "period": 4}
 streaming local,local {"preset": "streaming_diloco", "period": 8, "delay": 2, "fragments": 2, "codec": "int4"}
 warmed outer,local {"preset": "local_sgd", "period": 12, "warmup_steps": 6}
 END
+  printf '{"optimizer": {"type": "Lamb", "params": {"lr": 0.02}}, "sotto": {"outer": {"period": "auto"}}}' >"$work/auto"
+  run_well measuring --config "$work/auto" --steps 15 --eval-every 5
+  if grep outer_period "$work/measuring.json"; then fail "measuring: the summary has a period that is not chosen yet"; fi
+  run_well measured --config "$work/auto"
+  grep -q '"outer_period": [1-9]' "$work/measured.json" || fail "measured: the summary has no period"
   kill_at 9 outer_broken --config "$work/co2_onebit"
   step=$(latest_step "$work/outer_broken.d")
   run_well outer_broken --config "$work/co2_onebit" --save "$work/outer_broken.d" --save-every 50 --resume \

@@ -50,6 +50,14 @@ def _params(config, section):
     return _object(_object(config, section), "params")
 
 
+def settle_period(config, period):
+    """With outer steps whose period is measured ("auto"), in any case: the one that a run has chosen. None: it has chosen none."""
+    outer = _object(_object(config, "sotto"), "outer")
+    if period and str(outer.get("period")).lower() == "auto":
+        outer["period"] = period
+    return config
+
+
 def has_length(config):
     """Whether the schedule says how many steps it is made for."""
     return "total_num_steps" in _params(config, "scheduler")

@@ -313,6 +313,10 @@ def parse(words):
     scale.add_argument("--if-it-has-a-length", action="store_true",
                        help="a configuration without scheduler.params.total_num_steps stays as it is, and that is said")
     scale.add_argument("--hierarchy", help="the configuration's averages get two levels")
+    settle = commands.add_parser("settle", help='a configuration whose outer period "auto" is the one that a run has chosen')
+    settle.add_argument("source")
+    settle.add_argument("summary", help="of that run")
+    settle.add_argument("target")
     done = commands.add_parser("finish", help="summary.json, report.html and the headline")
     done.add_argument("--dir", required=True, help="holds the runs' files; the results go there")
     done.add_argument("--root", required=True, help="of the repository")
@@ -337,6 +341,12 @@ def parse(words):
     return arguments
 
 
+def settle_file(source, summary, target):
+    period = json.loads(Path(summary).read_text(encoding="utf-8")).get("outer_period")
+    content = config.settle_period(config.read_config(source), period)
+    Path(target).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
 def scale_file(source, target, steps, if_it_has_a_length, hierarchy):
     """Writes the configuration for that number of steps."""
     content = config.read_config(source)
@@ -354,6 +364,9 @@ def main(words=None):
     try:
         if arguments.action == "finish":
             return finish(arguments)
+        if arguments.action == "settle":
+            settle_file(arguments.source, arguments.summary, arguments.target)
+            return 0
         scale_file(arguments.source, arguments.target, arguments.steps, arguments.if_it_has_a_length, arguments.hierarchy)
         return 0
     except (ReportError, OSError) as error:

@@ -52,6 +52,9 @@ onebit = "onebit" in value("--name")
 synthetic.write_run(log.parent, log.stem, steps=steps, floor=1.25 if onebit else 1.2,
                     freeze=steps // 5 if onebit else None, sent_off_by=int(os.environ.get("TEST_OFF", "0")),
                     between=0.25 if "sharded" in value("--name") else 0.5)
+if os.environ.get("TEST_PERIOD"):
+    summary = log.with_name(log.stem + ".summary.json")
+    summary.write_text(json.dumps({**json.loads(summary.read_text()), "outer_period": int(os.environ["TEST_PERIOD"])}))
 """
 
 # Says yes to every configuration but one that asks for a refusal; told of each in TEST_SEEN.
@@ -204,6 +207,15 @@ class Quickstart(unittest.TestCase):
         self.assertEqual([one["mine-unlimited"]["steps"] for one in summary["seeds"]], [40, 40])
         self.assertEqual(self.run_it("--steps", "40").returncode, 0)
         self.assertEqual(self.out_files(), ["lamb.jsonl", "onebit_lamb.jsonl", "report.html", "summary.json"])
+
+    def test_a_measured_period_is_that_of_the_run_without_a_limit(self):
+        for period, chosen in (("Auto", 7), (12, 12)):
+            text = json.dumps({"optimizer": {"type": "Lamb"}, "sotto": {"outer": {"period": period}}})
+            run = self.run_it("--steps", "40", "--seeds", "1,2", "--config", str(self.write_config("mine.json", text)),
+                              "--unlimited-too", TEST_PERIOD="7")
+            self.assertEqual(run.returncode, 0, run.stderr)
+            for name, want in (("mine", period), ("mine-seed2", period), ("mine-unlimited", chosen), ("mine-unlimited-seed2", chosen)):
+                self.assertEqual(self.what_rank_saw(name)["config"]["sotto"]["outer"]["period"], want, name)
 
     def test_the_limit_of_a_lab_is_taken_away(self):
         reason = lab_reason()
