@@ -44,8 +44,12 @@ bool Pollers::add(std::unique_ptr<Backend> backend, bool blocking) {
 }
 
 bool Pollers::serve() {
-  bool any = false;
-  for (const Served& served : backends_) any |= served.poller().poll(0);
+  // The blocking one first, which takes wakes: what another forwards behind its turn ends the wait.
+  Poller* const blocking = blocking_;
+  bool any = blocking != nullptr && blocking->poll(0);
+  for (const Served& served : backends_) {
+    if (&served.poller() != blocking) any |= served.poller().poll(0);
+  }
   return any;
 }
 

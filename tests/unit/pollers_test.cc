@@ -126,6 +126,37 @@ TEST(Pollers, WorkThatCameBeforeTheWaitIsNotSleptOver) {
   EXPECT_EQ(blocking.waits, (std::vector<int64_t>{5000, 0}));
 }
 
+// Its work comes right behind its turn, and wakes the one that it forwards to.
+class LatePoller final : public NotingPoller {
+ public:
+  bool poll(int64_t) override {
+    forwards_to->wake();
+    return false;
+  }
+};
+
+// Takes a wake in each turn; a wait that a wake has come for ends at once.
+class WokenPoller final : public NotingPoller {
+ public:
+  bool poll(int64_t wait_us) override {
+    if (wakes == 0 && wait_us != 0) ++slept;
+    wakes = 0;
+    return false;
+  }
+  int slept = 0;
+};
+
+TEST(Pollers, WorkThatComesBehindItsTurnIsNotSleptOver) {
+  LatePoller late;
+  WokenPoller blocking;
+  Pollers pollers;
+  pollers.add(backend_of(late), false);
+  pollers.add(backend_of(blocking), true);
+  EXPECT_FALSE(pollers.serve());
+  pollers.wait(20'000);
+  EXPECT_EQ(blocking.slept, 0);
+}
+
 TEST(Pollers, WhatCannotEndTheWaitShortensIt) {
   NotingPoller blocking, slow;
   DescriptorPoller unwatched;
