@@ -130,8 +130,7 @@ bool partly_compressed(const Config& config) {
 
 Json stages_json(const Config& config, const Request& request) {
   UpdateBytes bytes;
-  // How many ranks share a host is not known.
-  const bool flat = config.sotto.hierarchy == Hierarchy::kFlat;
+  const bool flat = !depends_on_hosts(config.sotto.hierarchy, request.world);
   if (const auto& outer = config.sotto.outer; outer && request.known()) {
     const OuterBytes sent = outer_bytes(*outer, request.n_params, request.world);
     if (flat)
@@ -307,7 +306,7 @@ Json notes_json(const Config& config, const Request& request) {
         "compressed updates send the parameters of groups with non_freeze in full precision; how "
         "many bytes that is depends on how many they are");
   }
-  if (config.sotto.hierarchy != Hierarchy::kFlat && request.known()) {
+  if (request.known() && depends_on_hosts(config.sotto.hierarchy, request.world)) {
     notes.push_back(
         "payload bytes are not known: they depend on how many ranks share a host "
         "(sotto.hierarchy); sotto_plan_report has them");

@@ -100,7 +100,7 @@ uint64_t communication_bytes(const Config& config) {
 
 OuterBytes outer_bytes(const OuterConfig& outer, uint64_t n, uint64_t w) {
   OuterBytes b;
-  if (outer.hierarchy != Hierarchy::kFlat) return b;  // how many ranks share a host is not known
+  if (depends_on_hosts(outer.hierarchy, w)) return b;
   const uint64_t count = outer.fragments.count;
   // Also of lists of any sizes.
   if (!outer.codec) b.period = full_precision_bytes(n, w, 4);

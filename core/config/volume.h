@@ -22,6 +22,11 @@ struct CompressedSizes {
 };
 CompressedSizes compressed_sizes(const CodecSettings& codec, uint64_t n, uint64_t w);
 
+// Whether bytes depend on how many ranks share a host, which a file does not say.
+inline bool depends_on_hosts(Hierarchy hierarchy, uint64_t world) {
+  return hierarchy != Hierarchy::kFlat && world != 1;
+}
+
 // Bytes of one element of a gradient as the training program holds it, and as a full-precision
 // average sends it.
 uint64_t gradient_bytes(const Config& config);

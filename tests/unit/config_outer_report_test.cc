@@ -114,6 +114,21 @@ TEST(ConfigOuterReport, StagesAreSharesOfLaunches) {
   EXPECT_EQ(one_bit["memory_bytes"].value("scratch", 0), 0);
 }
 
+// How many ranks share a host makes no difference to one of them.
+TEST(ConfigOuterReport, OneRankInTwoLevelsSendsNothing) {
+  for (const std::string outer : {"", R"(, "outer": {"codec": "int8"})"}) {
+    const std::string json =
+        R"({"optimizer": {"type": "OneBitAdam"}, "sotto": {"hierarchy": "auto")" + outer + "}}";
+    const Json several = report_of(json, 2, 1000), one = report_of(json, 1, 1000);
+    for (const Json& stage : several["stages"])
+      EXPECT_EQ(stage["payload_bytes_per_update"], nullptr) << json;
+    for (const Json& stage : one["stages"])
+      EXPECT_EQ(stage["payload_bytes_per_update"], 0) << json << stage;
+    EXPECT_THAT(several["notes"].dump(), HasSubstr("how many ranks share a host"));
+    EXPECT_THAT(one["notes"].dump(), testing::Not(HasSubstr("how many ranks share a host")));
+  }
+}
+
 TEST(ConfigOuterReport, TheWholeRun) {
   const auto run_of = [](const std::string& outer) {
     return report_of(fmt::format(
