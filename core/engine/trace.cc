@@ -37,7 +37,7 @@ std::string escaped(std::string_view text) {
 
 void Trace::step(int32_t rank, uint64_t op, const Step& step, int32_t peer, uint32_t lane,
                  int64_t begin, int64_t end) {
-  if (events_.size() >= kMaxEvents) {
+  if (events_.size() >= most_) {
     ++dropped_;
     return;
   }
@@ -66,7 +66,7 @@ void Trace::step(int32_t rank, uint64_t op, const Step& step, int32_t peer, uint
 }
 
 void Trace::operation(int32_t rank, uint64_t op, std::string text, int64_t begin, int64_t end) {
-  if (operations_.size() >= kMaxEvents) {
+  if (operations_.size() >= most_) {
     ++dropped_;
     return;
   }
@@ -75,7 +75,7 @@ void Trace::operation(int32_t rank, uint64_t op, std::string text, int64_t begin
 
 void Trace::span(std::string_view name, int64_t begin, int64_t end) {
   const std::lock_guard lock(spans_mutex_);
-  if (spans_.size() >= kMaxEvents) {
+  if (spans_.size() >= most_) {
     ++dropped_;
     return;
   }

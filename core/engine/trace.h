@@ -25,8 +25,10 @@ namespace sotto {
 
 class Trace {
  public:
-  // Files are <prefix>.rank<R>.json.
-  explicit Trace(std::string prefix) : prefix_(std::move(prefix)) {}
+  // Files are <prefix>.rank<R>.json. Beyond so many events of a kind they are counted and not kept;
+  // steps then have 64 MiB.
+  explicit Trace(std::string prefix, size_t most = 1 << 20)
+      : prefix_(std::move(prefix)), most_(most) {}
 
   // A step of operation number `op` on `rank`, from begin to end in nanoseconds: a message from or
   // to `peer` of the root comm, or a call of `lane`.
@@ -42,9 +44,6 @@ class Trace {
   Status write() const;
 
  private:
-  // Beyond that events are counted and not kept: 64 MiB.
-  static constexpr size_t kMaxEvents = 1 << 20;
-
   enum class EventKind : uint8_t { kKernel, kCopy, kSend, kReceive };
   struct Event {
     int64_t begin = 0, end = 0;
@@ -75,6 +74,7 @@ class Trace {
   static std::string arguments(const Event& event);
 
   std::string prefix_;
+  size_t most_;
   std::vector<Event> events_;
   std::vector<Operation> operations_;
   std::atomic<uint64_t> dropped_ = 0;

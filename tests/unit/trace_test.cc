@@ -32,9 +32,9 @@ TEST(Trace, SpansHaveAnyLength) {
 }
 
 TEST(Trace, SaysWhatItLeavesOut) {
-  constexpr int kKept = 1 << 20;
+  constexpr int kKept = 1 << 10;
   const TempDir directory;
-  Trace trace(directory.path() + "/a");
+  Trace trace(directory.path() + "/a", kKept);
   for (int i = 0; i < kKept + 3; ++i) trace.span("a", i, i + 1);
   for (int i = 0; i < kKept + 2; ++i)
     trace.operation(i == 0 ? 0 : 1, static_cast<uint64_t>(i), "b", i, i + 1);
