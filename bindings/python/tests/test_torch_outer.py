@@ -150,6 +150,15 @@ def test_equals_loops_of_torch():
     thread_ranks(2, body)
 
 
+def test_a_codec_says_nothing_of_states(comm, capfd):
+    net = model()
+    optimizer = made(net, comm, preset="co2", period=2, codec="onebit")
+    train(net, optimizer, 0, range(2))
+    optimizer.load_state_dict(optimizer.state_dict())  # which has the error feedback
+    optimizer.close()
+    assert capfd.readouterr().err == ""
+
+
 def test_schedulers_closures_and_hooks():
     """slowmo needs the learning rate, of the inner step before a boundary."""
 
