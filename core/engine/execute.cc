@@ -11,11 +11,12 @@ namespace {
 // Another operation has steps to issue to the same device. A stream of the user may be blocked
 // until that is done: the stream waits for it, or for something that other ranks do after it. So
 // lanes wait for a stream only if no such operation needs them. Else steps enter the lanes when the
-// stream has come so far.
+// stream has come so far. What is kept back until the user lets it go nothing on a stream can wait
+// for.
 bool another_needs_device(const ChannelList& channels, const Op& op) {
   const auto needs = [&](const OpRef& other) {
     return other.get() != &op && other->queue() == op.queue() &&
-           !Scheduler::only_device_left(*other);
+           !Scheduler::only_device_left(*other) && !Scheduler::keeps_back(*other);
   };
   return std::ranges::any_of(
       channels, [&](const Channel* c) { return std::ranges::any_of(c->ops(), needs); });
@@ -117,6 +118,8 @@ void Executor::input_arrived(Op& op, const Handover& item) {
 // else when it is done.
 void Executor::open_input(Op& op, uint32_t input, EventId event) {
   const uint32_t step = op.plan().awaits[input];
+  const int64_t now = clock_.now_ns();
+  op.stats_.kept_back_ns += now - Scheduler::keeps_back_since(op, now);
   Scheduler::issued(op, step);
   if (event != 0) queues_.arrives(op, step, event);
   if (event != 0 && another_needs_device(channels_, op)) {

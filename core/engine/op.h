@@ -30,6 +30,7 @@ struct OpStats {
   int64_t launch_ns = 0;
   int64_t start_ns = 0;
   int64_t end_ns = 0;
+  int64_t kept_back_ns = 0;  // of that time nothing was to be done before a slice was let go
   uint64_t kernel_ns = 0;
   uint64_t payload_bytes_planned = 0;
   uint64_t header_bytes_planned = 0;

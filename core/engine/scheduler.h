@@ -189,6 +189,16 @@ class Scheduler {
   static bool only_device_left(const ScheduledOp& op) {
     return op.running() && op.steps_->done + op.steps_->in_flight == op.plan_->steps.size();
   }
+  // Nothing of it can be issued before the next slice of its messages is let go.
+  static bool keeps_back(const ScheduledOp& op) {
+    const std::vector<uint32_t>& steps = op.plan_->slice_steps;
+    return op.running() && !steps.empty() &&
+           op.steps_->done + op.steps_->in_flight == steps[op.steps_->inputs];
+  }
+  // Since when that is so, and nothing is under way either; `now_ns`: it is not.
+  static int64_t keeps_back_since(const ScheduledOp& op, int64_t now_ns) {
+    return keeps_back(op) && op.steps_->in_flight == 0 ? op.last_progress_ns_ : now_ns;
+  }
   // The next group of messages to enter its queue, if its inputs are there; kNoStep: none. Groups
   // enter in their order.
   static uint32_t next_group(ScheduledOp& op);

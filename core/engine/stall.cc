@@ -12,6 +12,7 @@ namespace {
 
 // Of a plan with inputs: the last one before a message is what its sender seems to lack.
 std::string missing_input(const Plan& plan, uint32_t step) {
+  if (!plan.slice_steps.empty()) return "";
   const auto before = std::ranges::lower_bound(plan.awaits, step) - plan.awaits.begin();
   if (before == 0) return "";
   return fmt::format("nothing of bucket {} of {}, ", before - 1, plan.awaits.size() - 1);

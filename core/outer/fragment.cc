@@ -210,7 +210,8 @@ Status OuterFragment::reduce(const Step& step, bool compressed, std::vector<OpRe
   SOTTO_ASSIGN(OpRef op, collective(compressed ? FragmentOp::kReduceCoded : FragmentOp::kReduce,
                                     step, compressed, kBackgroundPriority, std::move(after)));
   if (compressed) next_errors_ = 1 - next_errors_;
-  pending_ = Pending{std::move(op), compressed, false, context_.config.schedule.period};
+  const OuterSchedule& s = context_.config.schedule;
+  pending_ = Pending{std::move(op), compressed, false, s.period, {step.place / 2 + 1, s.delay}};
   return ok_status();
 }
 
@@ -218,7 +219,10 @@ Status OuterFragment::reduce(const Step& step, bool compressed, std::vector<OpRe
 // its step has started: if that cannot be done it is not made.
 Result<OpRef> OuterFragment::update(FragmentOp full, FragmentOp coded, const Step& step) {
   std::vector<OpRef> after = *step.ops;
-  if (pending_->reduction != nullptr) after.push_back(pending_->reduction);
+  if (pending_->reduction != nullptr) {
+    pending_->slices.let_all_go(context_.comm->engine(), pending_->reduction);
+    after.push_back(pending_->reduction);
+  }
   round_period_ = pending_->period;
   SOTTO_ASSIGN(OpRef op, local(pending_->compressed ? coded : full, step, std::move(after)));
   before_.back().update = op;
@@ -256,18 +260,15 @@ Status OuterFragment::boundary(const Step& step) {
   return ok_status();
 }
 
-Status OuterFragment::average_now(const Step& step) {
-  SOTTO_ASSIGN(const OpRef launched, local(FragmentOp::kMeanLaunch, step, {}));
-  SOTTO_TRY(reduce(step, false, {launched}));
-  return update(FragmentOp::kMeanUpdate, FragmentOp::kMeanUpdate, step).status();
-}
-
 bool OuterFragment::take_back() {
   for (; !before_.empty(); before_.pop_back()) {
     Before& before = before_.back();
     if (before.update != nullptr && before.update->status().ok()) return false;
     if (before.swapped) swap_sent(arrays_, plans_.shape());
-    if (pending_ && pending_->reduction != nullptr) dropped_.push_back(pending_->reduction);
+    if (pending_ && pending_->reduction != nullptr) {
+      pending_->slices.let_all_go(context_.comm->engine(), pending_->reduction);
+      dropped_.push_back(pending_->reduction);
+    }
     pending_ = std::move(before.pending);
     launches_ = before.launches;
     next_errors_ = compressed_.current();
@@ -278,7 +279,11 @@ bool OuterFragment::take_back() {
 
 Status OuterFragment::begin(const OuterEvents& events, const Step& step) {
   before_.push_back({pending_, launches_});
-  if (events.averages) return average_now(step);
+  if (events.averages) {
+    SOTTO_ASSIGN(const OpRef launched, local(FragmentOp::kMeanLaunch, step, {}));
+    SOTTO_TRY(reduce(step, false, {launched}));
+    return update(FragmentOp::kMeanUpdate, FragmentOp::kMeanUpdate, step).status();
+  }
   if (events.follows) {
     SOTTO_ASSIGN(before_.back().update, local(FragmentOp::kStart, step, {}));
     return ok_status();
@@ -326,10 +331,18 @@ std::optional<OuterFragment::Consumed> OuterFragment::take_consumed() {
   return std::exchange(last_, std::nullopt);
 }
 
-void OuterFragment::await() const {
-  const auto wait = [this](const OpRef& op) { (void)context_.comm->engine().wait(op, -1); };
-  if (pending_ && pending_->reduction != nullptr) wait(pending_->reduction);
-  for (const OpRef& op : dropped_) wait(op);
+void OuterFragment::let_go(uint64_t step) {
+  if (pending_ && pending_->reduction != nullptr)
+    pending_->slices.let_go(context_.comm->engine(), pending_->reduction, step);
+}
+
+void OuterFragment::await() {
+  Engine& engine = context_.comm->engine();
+  if (pending_ && pending_->reduction != nullptr) {
+    pending_->slices.let_all_go(engine, pending_->reduction);
+    (void)engine.wait(pending_->reduction, -1);
+  }
+  for (const OpRef& op : dropped_) (void)engine.wait(op, -1);
 }
 
 Status OuterFragment::start(const Step& step) {
@@ -352,8 +365,15 @@ OuterPending OuterFragment::pending() const {
   return delivered ? OuterPending::kDelivered : OuterPending::kUndelivered;
 }
 
-Result<OuterFragmentState> OuterFragment::snapshot() const {
-  await();
+// What an average writes.
+static bool comes_with_average(OuterArray which) {
+  return which == OuterArray::kResult || which == OuterArray::kMessages;
+}
+
+Result<OuterFragmentState> OuterFragment::snapshot() {
+  const bool goes_on = pending_ && pending_->reduction != nullptr && !pending_->reduction->done() &&
+                       pending_->slices.keep_back(pending_->reduction);
+  if (!goes_on) await();
   OuterFragmentState state;
   state.launches = launches_;
   state.consumed = consumed_;
@@ -363,6 +383,10 @@ Result<OuterFragmentState> OuterFragment::snapshot() const {
   for (size_t i = 0; i < kOuterArrays; ++i) {
     const DeviceArray& from = arrays_[i];
     if (from.bytes() == 0) continue;
+    if (goes_on && comes_with_average(static_cast<OuterArray>(i))) {
+      state.arrays[i].resize(from.bytes());
+      continue;
+    }
     SOTTO_ASSIGN(state.arrays[i], context_.access.download<std::byte>(from.data(), from.bytes()));
   }
   for (const uint32_t t : tensors_) {

@@ -17,6 +17,7 @@
 #include "core/engine/device_array.h"
 #include "core/group/comm.h"
 #include "core/optim/parameter_set.h"
+#include "core/outer/average_slices.h"
 #include "core/outer/fragment_plans.h"
 
 namespace sotto {
@@ -98,6 +99,10 @@ class OuterFragment {
   // Live parameters and anchor change places; back: they have their own again.
   Status swap(const Step& step, bool back);
 
+  // Behind inner step `step`, in the same order of calls on all ranks: slices of the average under
+  // way that are due by then are let go.
+  void let_go(uint64_t step);
+
   // What a call of begin or flush has changed can be taken back until this.
   void settled() { before_.clear(); }
   // The operations of these calls have ended, with a failure: what was not done is taken back.
@@ -123,8 +128,8 @@ class OuterFragment {
   }
 
   std::optional<Consumed> take_consumed();
-  // Waits for it, as long as its time-out.
-  void await() const;
+  // Waits for it, as long as its time-out. Ranks do so in the same order of calls.
+  void await();
   uint64_t launches() const { return launches_; }
   uint64_t consumed() const { return consumed_; }
   OuterReport& report() { return report_; }
@@ -133,8 +138,9 @@ class OuterFragment {
   Result<PeerTraffic> next_traffic(bool averages = false);
   const std::vector<uint32_t>& tensors() const { return tensors_; }
   uint64_t elements() const { return plans_.layout().elements(); }
-  // Waits for the average under way. Nothing else is in flight; here and below.
-  Result<OuterFragmentState> snapshot() const;
+  // Waits for the average under way unless slices of it are kept back, which go with inner steps:
+  // it is undelivered. Nothing else is in flight; here and below.
+  Result<OuterFragmentState> snapshot();
   // INVALID_ARGUMENT: it is not of such a fragment.
   Status check(const OuterFragmentState& state, OuterRestore how) const;
   // A state that has been checked. A pending average is the one of the state, or has to be launched
@@ -153,6 +159,7 @@ class OuterFragment {
     bool compressed = false;
     bool delivered = false;  // of a state
     uint64_t period = 0;     // of its round
+    AverageSlices slices = {};
   };
   // As a part of a step, with one update at most, has found it.
   struct Before {
@@ -175,7 +182,6 @@ class OuterFragment {
   Result<OpRef> update_or_hold(bool last, const Step& step);
   Status boundary(const Step& step);
   Status last_update(const Step& step);
-  Status average_now(const Step& step);
   bool compresses_next() const {
     return plans_.shape().codes() && launches_ >= context_.config.dense_rounds;
   }

@@ -312,6 +312,7 @@ void Outer::passed(double lr) {
   pace_.inner_step(fragments_, clock.now_ns(), &at_);
   events_ = 0;
   ++at_.step;
+  for (const std::unique_ptr<OuterFragment>& f : fragments_) f->let_go(at_.step);
   pace_.returned(fragments_, clock.now_ns());
 }
 
@@ -347,6 +348,7 @@ Status Outer::begin_step(const OuterFragment::Step& step) {
   }
   if ((events_ & kOuterLaunched) != 0) given_.votes = 0, given_.asks = 0;
   ++at_.step;
+  for (const std::unique_ptr<OuterFragment>& f : fragments_) f->let_go(at_.step);
   return ok_status();
 }
 

@@ -10,10 +10,11 @@ namespace sotto {
 
 class OverlapMeter {
  public:
-  // An average took from `start` to `end`; its consumption was asked for at `asked`.
-  void consumed(int64_t start_ns, int64_t end_ns, int64_t asked_ns) {
-    network_ns_ = std::max<int64_t>(0, end_ns - start_ns);
-    exposed_ns_ = std::clamp<int64_t>(end_ns - asked_ns, 0, network_ns_);
+  // An average took so long, apart from time in which its slices were kept back, and ended so long
+  // behind the call that asked for its consumption.
+  void consumed(int64_t network_ns, int64_t late_ns) {
+    network_ns_ = std::max<int64_t>(0, network_ns);
+    exposed_ns_ = std::clamp<int64_t>(late_ns, 0, network_ns_);
     all_network_ns_ += network_ns_;
     all_exposed_ns_ += exposed_ns_;
   }

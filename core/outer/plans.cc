@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "core/optim/step_operands.h"
+#include "core/outer/average.h"
 #include "core/plan/collectives.h"
-#include "core/plan/flat_reduce.h"
 
 namespace sotto {
 namespace {
@@ -93,11 +93,10 @@ class OuterBuilder {
   void emit_launch();
   void keep_sent();
   // Tensors as parts of a flat array, for a codec.
-  uint32_t parts_of(OuterArray which);
-  void sum_in_full(uint32_t from);
+  uint32_t parts_of(OuterArray which) { return add_parts(b_, layout_, array(which)); }
   uint32_t summand();
   CompressedMeanRequest mean_of_payload(OuterArray to, OuterArray weights);
-  void compress();
+  void compress(uint64_t segment_bytes);
 
   // Where live parameters are as they were at the launch.
   OuterArray launch_live() const {
@@ -210,51 +209,17 @@ OuterPlan OuterBuilder::launch() {
   return std::move(out_);
 }
 
-uint32_t OuterBuilder::parts_of(OuterArray which) {
-  const uint32_t first = add_padded_list(b_, layout_, Dtype::kF32);
-  for (uint32_t t = 0; t < layout_.tensors().size(); ++t) {
-    if (layout_.tensors()[t].count == 0) continue;
-    b_.alias(first + t, array(which), layout_.tensor_pieces(t).front().flat * 4);
-  }
-  return first;
-}
-
-// Into the result.
-void OuterBuilder::sum_in_full(uint32_t from) {
-  const uint64_t n = layout_.elements();
-  if (x_.alone()) {
-    b_.copy({array(OuterArray::kResult), 0, n * 4}, {from, 0, n * 4});
-    return;
-  }
-  const uint64_t counts[] = {n};
-  const uint32_t tensors[] = {0};
-  const FlatLayout layout = FlatLayout::concatenated(counts, tensors);
-  FlatReduceRequest r;
-  r.rank = x_.rank;
-  r.size = x_.size;
-  r.layout = &layout;
-  r.op = ReduceOp::kSum;
-  r.group = kGroupRanks;
-  r.in_list = from;
-  r.out_flat = array(OuterArray::kResult);
-  r.round = b_.next_round();
-  r.segment_bytes = x_.sizes.segment_bytes;
-  r.held = x_.sizes.held;
-  r.levels = x_.levels;
-  emit_flat_all_reduce(b_, r);
-}
-
 CompressedMeanRequest OuterBuilder::mean_of_payload(OuterArray to, OuterArray weights) {
   CompressedMeanRequest r{x_.rank,      &layout_, *s_.codec, parts_of(OuterArray::kPayload),
                           parts_of(to), x_.levels};
   r.weights = {array(weights), offsetof(OuterMessage, weight), sizeof(OuterMessage)};
-  r.segment_bytes = x_.sizes.segment_bytes;
   return r;
 }
 
-void OuterBuilder::compress() {
-  const CompressedMean mean =
-      emit_compressed_mean(b_, mean_of_payload(OuterArray::kResult, OuterArray::kMessages));
+void OuterBuilder::compress(uint64_t segment_bytes) {
+  CompressedMeanRequest r = mean_of_payload(OuterArray::kResult, OuterArray::kMessages);
+  r.segment_bytes = segment_bytes;
+  const CompressedMean mean = emit_compressed_mean(b_, r);
   out_.codec = mean.slots;
   b_.set_verdict(b_.host(8), mean.exchange.gate);
 }
@@ -279,8 +244,19 @@ OuterPlan OuterBuilder::reduction(bool compressed) {
           {array(OuterArray::kMessage), 0, kBytes});
   if (!x_.alone())
     emit_message_exchange(b_, x_.rank, x_.size, x_.levels, messages, kBytes, b_.next_round());
-  if (layout_.elements() != 0) compressed ? compress() : sum_in_full(summand());
+  const uint32_t first = b_.next_round();
+  Slicing slicing;
+  if (layout_.elements() != 0) {
+    const AverageCut cut = cut_of_average(x_, compressed);
+    if (compressed) {
+      compress(cut.segment_bytes);
+    } else {
+      emit_sum(b_, x_, summand(), array(OuterArray::kResult), cut.segment_bytes);
+    }
+    slicing = {first, b_.next_round() - first, cut.slices};
+  }
   out_.plan = b_.take();
+  out_.plan.slicing = slicing;
   return std::move(out_);
 }
 
@@ -539,7 +515,7 @@ OuterPlan OuterBuilder::inner_sum() {
 
 OuterPlan OuterBuilder::agreement() {
   for (const OuterArray which : {OuterArray::kAnchor, OuterArray::kMomentum}) {
-    sum_in_full(array(which));
+    emit_sum(b_, x_, array(which), array(OuterArray::kResult), x_.sizes.segment_bytes);
     b_.kernel<kernels::Convert>(
         {.x = list(parts_of(OuterArray::kResult), Access::kRead, 32),
          .y = list(parts_of(which), Access::kWrite, 32)},

@@ -93,7 +93,8 @@ void OuterPace::fold(const OuterFragmentList& fragments) {
     const std::optional<OuterFragment::Consumed> consumed = fragments[f]->take_consumed();
     if (!consumed) continue;
     const OpStats stats = consumed->reduction->stats();
-    meter_.consumed(stats.start_ns, stats.end_ns, consumed->asked_ns);
+    meter_.consumed(stats.end_ns - stats.start_ns - stats.kept_back_ns,
+                    stats.end_ns - consumed->asked_ns);
     averages_ns_[f] = meter_.network_ns();
     if (left_ns_ != 0) left_ns_ = std::max(left_ns_, stats.end_ns);
   }

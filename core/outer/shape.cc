@@ -1,7 +1,6 @@
-// What a fragment has, by its settings.
-#include <utility>
+#include "core/outer/shape.h"
 
-#include "core/outer/plans.h"
+#include <utility>
 
 namespace sotto {
 

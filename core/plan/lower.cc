@@ -5,6 +5,7 @@
 #include "core/kernels/pieces.h"
 #include "core/plan/hazards.h"
 #include "core/plan/plan.h"
+#include "core/plan/slices.h"
 
 namespace sotto {
 namespace {
@@ -18,7 +19,10 @@ uint64_t align_up(uint64_t value, uint64_t to) { return (value + to - 1) / to * 
 class Lowering {
  public:
   Lowering(LogicalPlan logical, const LoweringTarget& target)
-      : in_(std::move(logical)), target_(target), plan_(std::make_shared<Plan>()) {}
+      : in_(std::move(logical)),
+        target_(target),
+        plan_(std::make_shared<Plan>()),
+        slices_(in_.slicing, in_.steps) {}
 
   Result<std::shared_ptr<const Plan>> run() {
     plan_->slots = in_.slots;
@@ -34,6 +38,7 @@ class Lowering {
     first_.resize(in_.steps.size() + 1);
     for (const Step& step : in_.steps) SOTTO_TRY(check_call(step));
     place_addresses();
+    SOTTO_TRY(keep_slices_back());
     const size_t decides = decision();
     for (size_t i = 0; i < in_.steps.size(); ++i) {
       first_[i] = static_cast<uint32_t>(plan_->steps.size());
@@ -47,6 +52,7 @@ class Lowering {
     place_slots();
     SOTTO_TRY(derive_order());
     index_messages();
+    if (sliced_) plan_->slice_steps = steps_by_slice(*plan_);
     return std::shared_ptr<const Plan>(plan_);
   }
 
@@ -67,6 +73,29 @@ class Lowering {
     } else {
       plan_->steps.push_back(std::move(step));
     }
+  }
+
+  const LinkTarget& link_to(int32_t peer) const {
+    const size_t link = target_.link_of.empty() ? 0 : target_.link_of[static_cast<size_t>(peer)];
+    return target_.links[link];
+  }
+
+  // The inputs that let slices of messages go, if any link keeps them back.
+  Status keep_slices_back() {
+    const auto by_order = [this](const Step& step) {
+      return step.message() != nullptr &&
+             link_to(step.message()->peer).matching == Matching::kByOrder;
+    };
+    sliced_ = slices_.count() > 1 && std::ranges::any_of(in_.steps, by_order);
+    if (!sliced_) return ok_status();
+    if (std::ranges::any_of(in_.steps, [](const Step& s) { return s.await() != nullptr; }))
+      return error(Code::kInternal, "a plan in slices has other inputs");
+    for (uint32_t slice = 1; slice < slices_.count(); ++slice) {
+      Step await;
+      await.work = AwaitStep{};
+      emit_await(await);
+    }
+    return ok_status();
   }
 
   // The operands of the builder agree with the kernel's description: which there are,
@@ -478,7 +507,7 @@ class Lowering {
     PlanMessages& messages = plan_->messages;
     messages.receives.resize(static_cast<size_t>(messages.descriptors) * messages.comm_size);
     plan_->traffic.peers.resize(messages.comm_size);
-    std::map<std::pair<uint32_t, uint8_t>, std::vector<uint32_t>> rounds;
+    std::map<std::tuple<uint32_t, uint32_t, uint8_t>, std::vector<uint32_t>> groups;
     for (uint32_t i = 0; i < plan_->steps.size(); ++i) {
       MessageStep* const message = std::get_if<MessageStep>(&plan_->steps[i].work);
       if (message == nullptr) continue;
@@ -487,25 +516,28 @@ class Lowering {
       if (!message->is_send) add_receive(*message);
       const uint8_t link = message->lowered.link;
       if (messages.links[link].matching == Matching::kByOrder)
-        rounds[{message->issue_round, link}].push_back(i);
+        groups[{message->issue_round, slices_.of(*message), link}].push_back(i);
     }
     for (auto& receives : messages.receives) {
       std::ranges::sort(receives, {}, &RoundReceives::round);
     }
     for (const PeerTraffic& t : plan_->traffic.peers) plan_->traffic.total += t;
-    for (auto& [round, steps] : rounds) add_group(round.second, std::move(steps));
+    for (auto& [key, steps] : groups) {
+      const auto [round, slice, link] = key;
+      add_group(link, slice, std::move(steps));
+    }
   }
 
-  // What a link that matches by order issues together: a round of the operation.
-  void add_group(uint8_t link, std::vector<uint32_t> steps) {
+  // What a link that matches by order issues together: a round of the operation, or a slice of it.
+  void add_group(uint8_t link, uint32_t slice, std::vector<uint32_t> steps) {
     std::vector<IssueGroup>& groups = plan_->messages.groups;
     for (const uint32_t i : steps) {
       std::get<MessageStep>(plan_->steps[i].work).lowered.group =
           static_cast<uint32_t>(groups.size());
     }
     const auto named = std::ranges::lower_bound(plan_->awaits, steps.back());
-    groups.push_back(
-        {link, std::move(steps), static_cast<uint32_t>(named - plan_->awaits.begin())});
+    const uint32_t inputs = sliced_ ? slice : static_cast<uint32_t>(named - plan_->awaits.begin());
+    groups.push_back({link, std::move(steps), inputs});
   }
 
   void add_receive(const MessageStep& message) {
@@ -543,6 +575,8 @@ class Lowering {
   std::map<uint32_t, uint32_t> late_addresses_;  // by slot: the step that copies its address
   // The step that makes the decision, or the guard behind it.
   uint32_t decision_ = kNoStep;
+  const MessageSlices slices_;
+  bool sliced_ = false;  // they are kept back
 };
 
 }  // namespace

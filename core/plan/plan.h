@@ -230,6 +230,15 @@ struct CollectiveSlots {
   uint32_t out = kNoSlot;
 };
 
+// How messages of an operation that has time are kept back on links that match by order: in slices
+// of its rounds, so that what comes behind one waits for it alone. The first slice enters its queue
+// with the operation, slice k + 1 with input k. The same on all ranks. A plan whose links all match
+// by key has no such inputs.
+struct Slicing {
+  uint32_t first_round = 0, rounds = 0;
+  uint32_t per_round = 0;  // 0: nothing is kept back
+};
+
 // The steps of one rank before lowering.
 struct LogicalPlan {
   std::vector<Slot> slots;
@@ -238,6 +247,7 @@ struct LogicalPlan {
   DecisionSlots decision;
   std::vector<CollectiveSlots> collectives;  // as Plan::collectives
   uint16_t descriptors = 1;
+  Slicing slicing;  // then there are no other inputs
   // Owns argument structs and tables that steps point to.
   std::shared_ptr<std::deque<std::vector<std::byte>>> storage =
       std::make_shared<std::deque<std::vector<std::byte>>>();
@@ -280,13 +290,14 @@ struct PlanLink {
   bool stream_ordered = false;  // its messages are calls of lanes
 };
 
-// Messages of one round that a link which matches by order issues together.
+// Messages of one round, or of one of its slices, that a link which matches by order issues
+// together.
 struct IssueGroup {
   uint8_t link = 0;
   std::vector<uint32_t> steps;  // ascending
   // The group enters its queue when so many of the operation's first inputs are there: those that
-  // the builder has named before its messages, whether or not this rank's need them. So it is the
-  // same on all ranks.
+  // the builder has named before its messages, whether or not this rank's need them, or the number
+  // of its slice. So it is the same on all ranks.
   uint32_t inputs = 0;
 };
 
@@ -353,6 +364,10 @@ struct Plan {
   ArenaBytes arenas;
   uint32_t calls = 0;            // kernel calls of steps and undo steps
   std::vector<uint32_t> awaits;  // the await steps, by the number of the input
+  // Of a plan whose messages are kept back in slices: an input lets the next slice go, and while k
+  // of them are there the first slice_steps[k] steps can be done, the awaits among them. Empty:
+  // inputs are data.
+  std::vector<uint32_t> slice_steps;
   // Of the collectives that the plan was made for, in their order.
   std::vector<CollectiveSlots> collectives;
   std::shared_ptr<const void> storage;

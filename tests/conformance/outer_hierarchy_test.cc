@@ -12,6 +12,7 @@
 #include "core/outer/outer.h"
 #include "core/state/outer_state.h"
 #include "tests/support/core_ranks.h"
+#include "tests/support/ordered_transport.h"
 #include "tests/support/small_model.h"
 
 namespace sotto::test {
@@ -92,6 +93,8 @@ Result<std::string> of_rank_0(Comm& comm, const std::vector<std::byte>& blob) {
 }
 
 class OuterHierarchy : public ::testing::TestWithParam<std::string> {
+  const CallsOutOfOrder slices_;
+
  protected:
   void each(const std::vector<int>& hosts,
             const std::function<Status(const std::shared_ptr<Comm>&, const char* outer,

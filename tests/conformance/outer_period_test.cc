@@ -10,6 +10,7 @@
 #include "tests/support/core_ranks.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/faulty_transport.h"
+#include "tests/support/ordered_transport.h"
 #include "tests/support/ranks.h"
 
 namespace sotto::test {
@@ -190,7 +191,9 @@ TEST(OuterPeriodTimes, RetuneIsForAutomaticPeriods) {
   EXPECT_TRUE(status.ok()) << status.text();
 }
 
-class OuterPeriodWorlds : public testing::TestWithParam<std::string> {};
+class OuterPeriodWorlds : public testing::TestWithParam<std::string> {
+  const CallsOutOfOrder slices_;
+};
 
 // With the time that it takes. Behind the choice a state continues bit for bit.
 TEST_P(OuterPeriodWorlds, RanksAgreeAndStatesHaveIt) {

@@ -10,6 +10,7 @@
 #include "core/outer/outer.h"
 #include "tests/support/calls.h"
 #include "tests/support/core_ranks.h"
+#include "tests/support/ordered_transport.h"
 #include "tests/support/ranks.h"
 
 namespace sotto::test {
@@ -168,7 +169,9 @@ void expect_near(float found, double wanted, double tolerance, const std::string
   }
 }
 
-class OuterTest : public testing::TestWithParam<std::string> {};
+class OuterTest : public testing::TestWithParam<std::string> {
+  const CallsOutOfOrder slices_;
+};
 
 void expect_sequence(const std::string& world, const Sequence& s, const std::string& json,
                      double tolerance) {

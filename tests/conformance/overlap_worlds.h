@@ -16,13 +16,10 @@ namespace sotto::test {
 
 // A kind of world and a number of ranks.
 class OverlapWorlds : public ::testing::TestWithParam<std::tuple<std::string, int32_t>> {
+  const CallsOutOfOrder inputs_;
+
  protected:
-  // Messages that come after an input are issued behind those of later calls.
-  OverlapWorlds() { ordered_calls_ascend = false; }
-  ~OverlapWorlds() override {
-    ordered_calls_ascend = true;
-    EXPECT_TRUE(take_ordered_violations().empty());
-  }
+  ~OverlapWorlds() override { EXPECT_TRUE(take_ordered_violations().empty()); }
   // rank_params: WorldOptions::rank_params.
   void run(const std::function<void(const std::shared_ptr<Comm>&)>& body,
            std::function<void(int32_t rank, Params*)> rank_params = nullptr) {

@@ -15,10 +15,7 @@ class DeviceFloats {
   DeviceFloats(size_t n, float value) : n_(n) {
     require(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking) == cudaSuccess, "stream");
     require(cudaMalloc(&data_, n * 4) == cudaSuccess, "cudaMalloc");
-    const std::vector<float> host(n, value);
-    require(
-        cudaMemcpyAsync(data_, host.data(), n * 4, cudaMemcpyHostToDevice, stream_) == cudaSuccess,
-        "copy");
+    write(value);
   }
   ~DeviceFloats() {
     (void)cudaFree(data_);
@@ -32,6 +29,12 @@ class DeviceFloats {
   }
   sotto_call call() const {
     return call_with([this](sotto_call& c) { c.stream = stream_; });
+  }
+  void write(float value) {
+    const std::vector<float> host(n_, value);
+    require(
+        cudaMemcpyAsync(data_, host.data(), n_ * 4, cudaMemcpyHostToDevice, stream_) == cudaSuccess,
+        "copy");
   }
   void expect(float value, const char* what) const {
     std::vector<float> host(n_);

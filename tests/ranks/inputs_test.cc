@@ -103,10 +103,9 @@ class Sums {
 };
 
 class Inputs : public ::testing::TestWithParam<std::tuple<std::string, int32_t>> {
+  const CallsOutOfOrder inputs_;
+
  protected:
-  // Messages that come after an input are issued behind those of later calls.
-  Inputs() { ordered_calls_ascend = false; }
-  ~Inputs() override { ordered_calls_ascend = true; }
   WorldOptions world() const { return world_of(std::get<0>(GetParam()), std::get<1>(GetParam())); }
   void run(const std::function<Status(const std::shared_ptr<Comm>&)>& body) {
     const Status status = run_world(world(), body);

@@ -24,9 +24,13 @@ namespace sotto::test {
 std::unique_ptr<Backend> make_ordered_backend(std::unique_ptr<Backend> base, uint64_t seed,
                                               const TransportCaps& caps = {.name = "ordered"});
 
-// Operations of a comm are issued in the order of their numbers; operations with inputs that arrive
-// are not. For the whole process.
+// Operations of a comm are issued in the order of their numbers, unless there is one of these: what
+// comes behind an input, or is kept back, is issued behind later calls. For the whole process.
 inline std::atomic<bool> ordered_calls_ascend{true};
+struct CallsOutOfOrder {
+  CallsOutOfOrder() { ordered_calls_ascend = false; }
+  ~CallsOutOfOrder() { ordered_calls_ascend = true; }
+};
 
 // Texts of everything that was found in this process since the last call.
 std::vector<std::string> take_ordered_violations();

@@ -295,6 +295,67 @@ TEST(Lowering, GroupsComeAfterTheInputsBeforeThem) {
   EXPECT_EQ(inputs, (Ids{0, 1, 1, 2}));
 }
 
+// Messages of an operation that has time, in three slices of each of two rounds; the exchange in
+// front of them goes at once.
+LogicalPlan sliced_plan() {
+  PlanBuilder b;
+  const uint32_t out = b.scratch(64), in = b.scratch(64);
+  b.send(1, {out, 56, 8}, 0);
+  for (uint32_t k = 0; k < 6; ++k) b.send(1, {out, 8 * k, 8}, 1);
+  for (uint32_t k = 0; k < 3; ++k) b.recv(1, {in, 8 * k, 8}, 1);
+  for (uint32_t k = 0; k < 2; ++k) b.recv(2, {in, 24 + 8 * k, 8}, 1);
+  b.copy({out, 0, 48}, {in, 0, 48});
+  b.send(1, {out, 0, 8}, 2);
+  LogicalPlan plan = b.take();
+  plan.slicing = {.first_round = 1, .rounds = 2, .per_round = 3};
+  return plan;
+}
+
+TEST(Lowering, MessagesAreDealtOutToSlices) {
+  Lowering by_order;
+  by_order.matching = Matching::kByOrder;
+  const auto plan = by_order.of(sliced_plan());
+  ASSERT_EQ(plan->awaits.size(), 5u);  // six slices, the first of which goes with the operation
+  using Messages = std::vector<std::pair<int32_t, uint32_t>>;  // peer, segment
+  std::vector<std::pair<uint32_t, Messages>> groups;
+  for (const IssueGroup& group : plan->messages.groups) {
+    Messages messages;
+    for (const uint32_t step : group.steps)
+      messages.emplace_back(plan->steps[step].message()->peer,
+                            plan->steps[step].message()->segment);
+    groups.emplace_back(group.inputs, messages);
+  }
+  // Both ends of a pair deal out as many messages, however many others have.
+  const std::vector<std::pair<uint32_t, Messages>> wanted{{0, {{1, 0}}},
+                                                          {0, {{1, 0}, {1, 1}, {1, 0}, {2, 0}}},
+                                                          {1, {{1, 2}, {1, 3}, {1, 1}, {2, 1}}},
+                                                          {2, {{1, 4}, {1, 5}, {1, 2}}},
+                                                          {3, {{1, 0}}}};
+  EXPECT_EQ(groups, wanted);
+  // With the awaits: what comes behind all of a round needs its last slice.
+  EXPECT_EQ(plan->slice_steps, (Ids{5, 10, 15, 17, 18, 19}));
+  EXPECT_EQ(plan->slice_steps.back(), plan->steps.size());
+}
+
+TEST(Lowering, SlicesAreOfLinksThatMatchByOrder) {
+  const auto plan = Lowering().of(sliced_plan());
+  EXPECT_TRUE(plan->awaits.empty());
+  EXPECT_TRUE(plan->slice_steps.empty());
+}
+
+TEST(Lowering, APlanInSlicesHasNoOtherInputs) {
+  PlanBuilder b;
+  const uint32_t in = b.bound(64);
+  b.await({&in, 1});
+  b.send(1, {in, 0, 8}, 0);
+  b.send(1, {in, 8, 8}, 0);
+  LogicalPlan plan = b.take();
+  plan.slicing = {.first_round = 0, .rounds = 1, .per_round = 2};
+  Lowering by_order;
+  by_order.matching = Matching::kByOrder;
+  EXPECT_EQ(by_order.tried(std::move(plan)).status().code(), Code::kInternal);
+}
+
 // Where kernels find lists in device memory, the addresses of an input follow it, and kernels that
 // take them as lists come after that.
 TEST(Lowering, AddressesOfInputsFollowThem) {

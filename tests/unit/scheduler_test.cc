@@ -257,6 +257,31 @@ TEST(Scheduler, GroupsCountDown) {
   EXPECT_TRUE(operation.take_messages().empty());
 }
 
+// Two slices: one message each, the second one behind an input.
+TEST(Scheduler, SlicesAreKeptBack) {
+  PlanOfSteps slices;
+  const uint32_t await = slices.add(AwaitStep{});
+  const uint32_t first = slices.send(), second = slices.send({first});
+  Plan& raw = slices.raw();
+  raw.awaits = {await};
+  raw.messages.links = {{Matching::kByOrder, false}};
+  raw.messages.groups = {{0, {first}, 0}, {0, {second}, 1}};
+  raw.slice_steps = {1, 3};
+  Scheduler scheduler;
+  Operation operation(scheduler, slices.plan());
+  operation.start();
+  const ScheduledOp& op = operation.op();
+  EXPECT_FALSE(Scheduler::keeps_back(op));
+  EXPECT_EQ(Scheduler::keeps_back_since(op, 50), 50);
+  operation.done(first);
+  EXPECT_TRUE(Scheduler::keeps_back(op));
+  EXPECT_EQ(Scheduler::keeps_back_since(op, 50), op.last_progress_ns());
+  operation.done(await);
+  EXPECT_FALSE(Scheduler::keeps_back(op));
+  operation.done(second);
+  EXPECT_EQ(Scheduler::keeps_back_since(op, 50), op.last_progress_ns());  // it has ended
+}
+
 TEST(Scheduler, StepsOnUserMemoryAreKeptBack) {
   PlanOfSteps two;
   const uint32_t touches = two.kernel(), other = two.kernel();

@@ -1438,6 +1438,9 @@ SOTTO_API sotto_status sotto_outer_set_params(sotto_outer* outer, const sotto_bu
  * Collective where something happens: all ranks make the same number of calls. If the average is
  * late the operation waits for it. If its group has failed, live parameters, anchor and momentum
  * are those of before the call.
+ * NCCL matches messages by their order, so there an average goes in slices of about 4 MiB, some
+ * with the launch and the others with later calls, and what is called in between waits for one
+ * slice, not for the average. All ranks make these and other collective calls in the same order.
  * A rank whose parameters are not finite is left out of the average ("nonfinite": "skip_rank"), or
  * ends the step with NONFINITE on all ranks, where nothing is updated ("error").
  *   outer  [in]
@@ -1509,7 +1512,7 @@ typedef struct sotto_outer_info {
   double gain;          /* of slow directions, for the settings: alpha / (1 - beta) and the like */
   double overlap_ratio; /* share of the time of averages that was hidden; 1: nothing was exposed */
   double contention;    /* how much longer an inner step takes beside an average; NaN: not known */
-  int64_t network_ns;   /* of the last average that was consumed; -1: none */
+  int64_t network_ns;   /* of the last average consumed, between slices apart; -1: none */
   int64_t exposed_ns;   /* the part of it in which a step waited; -1: none */
   uint64_t payload_bytes_next_launch; /* what this rank will send, of the first fragment */
   uint64_t header_bytes_next_launch;
@@ -1534,7 +1537,8 @@ SOTTO_API sotto_status sotto_outer_get_info(const sotto_outer* outer, sotto_oute
 /* Exports this rank's state: live parameters, anchor, momentum, error feedback, counters, and the
  * average under way, for which it waits but which it does not consume. After any inner step, also
  * of a comm that has failed: an average that was not delivered then is launched again by the first
- * step after the import.
+ * step after the import. So is one that goes in slices (sotto_outer_step) while some have not gone:
+ * it is not waited for, and in a state of one rank for all it is what that rank has sent.
  *   outer   [in]
  *   mode    [in]  SOTTO_STATE_EXACT, SOTTO_STATE_COMMON (alike here), SOTTO_STATE_RESET, or, where
  *                 there is no error feedback, SOTTO_STATE_MEAN
@@ -1568,7 +1572,8 @@ SOTTO_API sotto_status sotto_outer_state_import(sotto_outer* outer, sotto_state_
                                                 const void* buf, uint64_t len);
 
 /* Destroys the outer optimizer; live parameters stay as they are. Averages under way are not
- * consumed. The handle is gone whatever is returned, except for INVALID_STATE.
+ * consumed; slices (sotto_outer_step) go at once. The handle is gone whatever is returned, except
+ * for INVALID_STATE.
  *   outer [in] NULL: nothing happens
  * Threads: one per handle, not from callbacks. Blocks: waits for averages under way, at most their
  * deadline. Errors: INVALID_STATE (fork, callback). Since: 0.2 */

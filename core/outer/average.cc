@@ -1,0 +1,62 @@
+#include "core/outer/average.h"
+
+#include <algorithm>
+
+#include "core/config/volume.h"
+#include "core/plan/flat_reduce.h"
+
+namespace sotto {
+
+AverageCut cut_of_average(const OuterShape& shape, bool compressed) {
+  // About 5 ms of 10 Gbit/s.
+  constexpr uint64_t kSliceBytes = 4 << 20, kMostSlices = 256;
+  const auto ranks = static_cast<uint64_t>(shape.size);
+  const uint64_t n = shape.layout->elements();
+  // What a rank sends in one of two rounds.
+  const uint64_t bytes =
+      compressed ? compressed_sizes(*shape.config->codec, n, ranks).payload / 2 : 4 * n;
+  const uint64_t slices = std::clamp<uint64_t>(bytes / kSliceBytes, 1, kMostSlices);
+  if (shape.sizes.segment_bytes != 0) {
+    // Windows of byte streams are rounds already.
+    return {compressed ? static_cast<uint32_t>(slices) : 1, shape.sizes.segment_bytes};
+  }
+  if (slices == 1) return {};
+  const uint64_t shares = slices * (shape.levels == nullptr ? ranks : shape.levels->shards());
+  return {static_cast<uint32_t>(slices), (bytes + shares - 1) / shares};
+}
+
+uint32_t add_parts(PlanBuilder& b, const CompressedLayout& layout, uint32_t flat) {
+  const uint32_t first = add_padded_list(b, layout, Dtype::kF32);
+  for (uint32_t t = 0; t < layout.tensors().size(); ++t) {
+    if (layout.tensors()[t].count == 0) continue;
+    b.alias(first + t, flat, layout.tensor_pieces(t).front().flat * 4);
+  }
+  return first;
+}
+
+void emit_sum(PlanBuilder& b, const OuterShape& shape, uint32_t from, uint32_t to,
+              uint64_t segment_bytes) {
+  const uint64_t n = shape.layout->elements();
+  if (shape.alone()) {
+    b.copy({to, 0, n * 4}, {from, 0, n * 4});
+    return;
+  }
+  const uint64_t counts[] = {n};
+  const uint32_t tensors[] = {0};
+  const FlatLayout layout = FlatLayout::concatenated(counts, tensors);
+  FlatReduceRequest r;
+  r.rank = shape.rank;
+  r.size = shape.size;
+  r.layout = &layout;
+  r.op = ReduceOp::kSum;
+  r.group = kGroupRanks;
+  r.in_list = from;
+  r.out_flat = to;
+  r.round = b.next_round();
+  r.segment_bytes = segment_bytes;
+  r.held = shape.sizes.held;
+  r.levels = shape.levels;
+  emit_flat_all_reduce(b, r);
+}
+
+}  // namespace sotto

@@ -1,0 +1,183 @@
+// Averages of outer steps over NCCL: their messages go in slices, one after the other while inner
+// steps go on, so that an inner collective waits for one of them (specification co2-overlap,
+// section 11.6). Ranks are processes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "tests/nccl/device_floats.h"
+#include "tests/ranks/capi_outer_model.h"
+#include "tests/support/temp_dir.h"
+
+namespace sotto::test {
+namespace {
+
+using testing::Each;
+using testing::HasSubstr;
+
+// 16 MiB: each of two rounds has 4 slices.
+constexpr size_t kN = 4 << 20, kInner = 100;
+constexpr int kPeriod = 8;
+constexpr int64_t kLimitUs = 60'000'000;
+
+// A rank with parameters on its device, which averages over NCCL.
+struct Training {
+  Training(const ProcessRank& self, const std::string& more)
+      : rank(self, kLimitUs), x(kN, 0), gradient(kInner, 1) {
+    ok(rank.created, "sotto_comm_create");
+    param.param = x.buffer();
+    OK(sotto_outer_create(rank.comm, mean_json(more).c_str(), &param, 1, &outer));
+    x.write(2 * static_cast<float>(self.rank));
+    (void)fake_nccl_sent();
+  }
+  void inner() const { ok(all_reduce(rank, gradient), "sotto_all_reduce"); }
+  // An inner step with a collective, and what follows it.
+  void step() {
+    inner();
+    const sotto_call call = x.call();
+    OK(sotto_outer_step(outer, &call, nullptr));
+  }
+  void steps(int n) {
+    for (int k = 0; k < n; ++k) step();
+  }
+  void flush() {
+    const sotto_call call = x.call();
+    OK(sotto_outer_flush(outer, &call, nullptr));
+  }
+  std::vector<char> state(sotto_state_mode mode) const {
+    uint64_t bytes = 0;
+    OK(sotto_outer_state_export(outer, mode, nullptr, 0, &bytes));
+    std::vector<char> state(bytes);
+    OK(sotto_outer_state_export(outer, mode, state.data(), bytes, &bytes));
+    return state;
+  }
+  void leave() {
+    OK(sotto_outer_destroy(outer));
+    rank.leave();
+  }
+
+  Rank rank;
+  DeviceFloats x, gradient;
+  sotto_param param = SOTTO_PARAM_INIT;
+  sotto_outer* outer = nullptr;
+};
+
+// Groups, by what fake_nccl_sent says: "slice" for one with a message of 2 MiB, "inner" for the
+// inner collective's.
+std::string groups_of(const std::string& sent) {
+  std::string text;
+  for (size_t begin = 0, end = 0; begin < sent.size(); begin = end + 1) {
+    end = sent.find(';', begin);
+    const std::string group = sent.substr(begin, end - begin);
+    if (group.ends_with(":2097152")) text += "slice ";
+    if (group.ends_with(":400")) text += "inner ";
+  }
+  return text;
+}
+
+SOTTO_RANK_MAIN(nccl_outer_slices) {
+  Training t(self, std::getenv("TEST_OUTER"));
+  std::string sent;
+  for (int k = 0; k < 2 * kPeriod; ++k) {
+    t.step();
+    t.inner();  // behind all that has gone
+    sent += groups_of(fake_nccl_sent()) + "| ";
+  }
+  t.flush();
+  t.x.expect(1, "the mean of all ranks");
+  self.say(sent);
+  t.leave();
+  return 0;
+}
+
+std::vector<std::string> messages_of(const char* main, const std::string& outer = "") {
+  const TempDir directory;
+  Processes ranks(main, 2,
+                  {.argument = directory.path(),
+                   .environment = {"SOTTO_TRANSPORT=nccl", "TEST_OUTER=" + outer}});
+  std::vector<std::string> texts;
+  for (int rank = 0; rank < 2; ++rank) texts.push_back(ranks.message(rank));
+  ranks.wait_all();
+  EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
+  return texts;
+}
+
+// The first two of eight slices go with the launch, and one behind each of the next six steps. The
+// seventh step sends nothing: by the eighth, which consumes the average and launches the next one,
+// the last slice has arrived.
+TEST(NcclOuterSlices, GoOneByOneWithInnerSteps) {
+  std::string wanted;
+  for (int k = 1; k < kPeriod; ++k) wanted += "inner inner | ";
+  const std::string launch = "inner slice slice inner | ";
+  wanted += launch;
+  for (int k = 2; k < kPeriod; ++k) wanted += "inner slice inner | ";
+  wanted += "inner inner | " + launch;
+  for (const std::string& text : messages_of("nccl_outer_slices", R"("period": 8)"))
+    EXPECT_EQ(text, wanted);
+}
+
+TEST(NcclOuterSlices, GoAtOnceWhereTheNextStepConsumes) {
+  for (const std::string& text : messages_of("nccl_outer_slices", R"("period": 8, "delay": 1)"))
+    EXPECT_THAT(text, HasSubstr("| inner slice slice slice slice slice slice slice slice inner | "
+                                "inner inner | "));
+}
+
+// Rank 0 exports its state while slices are kept back on all ranks, and does not wait for them.
+// Then all of them do, import and go on.
+SOTTO_RANK_MAIN(nccl_outer_slices_state) {
+  Training t(self, R"("period": 8)");
+  t.steps(kPeriod + 2);
+  if (self.rank == 0) (void)t.state(SOTTO_STATE_COMMON);
+  t.step();
+  const std::vector<char> state = t.state(SOTTO_STATE_EXACT);
+  t.steps(2);
+  const sotto_outer_info before = info_of(t.outer);
+  OK(sotto_outer_state_import(t.outer, SOTTO_STATE_EXACT, state.data(), state.size()));
+  same(info_of(t.outer).step + 2, before.step, "steps of the state");
+  t.steps(kPeriod - 3);  // to the boundary that consumes it
+  same(info_of(t.outer).round, 1, "averages consumed");
+  t.flush();
+  t.x.expect(1, "the mean of all ranks");
+  self.say("done");
+  t.leave();
+  return 0;
+}
+
+TEST(NcclOuterSlices, AreNotWaitedForByExports) {
+  EXPECT_THAT(messages_of("nccl_outer_slices_state"), Each("done"));
+}
+
+// Rank 1 ends in the middle of an average.
+SOTTO_RANK_MAIN(nccl_outer_slices_lost) {
+  Training t(self, R"("period": 8)");
+  t.steps(kPeriod + 2);
+  if (self.rank == 1) std::_Exit(0);
+  sotto_status status = SOTTO_OK;
+  for (int k = 0; k < kPeriod && status == SOTTO_OK; ++k) {
+    status = all_reduce(t.rank, t.gradient);
+    const sotto_call call = t.x.call();
+    if (status == SOTTO_OK) status = sotto_outer_step(t.outer, &call, nullptr);
+  }
+  self.say(std::string(sotto_status_name(status)) + ": " + sotto_last_error());
+  (void)t.state(SOTTO_STATE_EXACT);
+  OK(sotto_outer_destroy(t.outer));
+  (void)sotto_comm_destroy(t.rank.comm);
+  OK(sotto_context_destroy(t.rank.context));
+  return 0;
+}
+
+TEST(NcclOuterSlices, ARankThatEndsIsNamed) {
+  const TempDir directory;
+  Processes ranks("nccl_outer_slices_lost", 2,
+                  {.argument = directory.path(), .environment = {"SOTTO_TRANSPORT=nccl"}});
+  EXPECT_THAT(ranks.message(0), HasSubstr("rank 1"));
+  ranks.wait_all();
+  EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
+}
+
+}  // namespace
+}  // namespace sotto::test
