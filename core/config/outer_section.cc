@@ -202,6 +202,9 @@ Result<OuterConfig> parse_outer_text(std::string_view text) {
         "configuration: sotto.outer: missing; add \"sotto\": {{\"outer\": {{\"preset\": "
         "\"co2\"}}}} or hand over such an object itself");
   }
+  // Exports of an outer optimizer of its own are told their mode.
+  const auto of_exports = [](const std::string& w) { return w.starts_with("sotto.checkpoint:"); };
+  std::erase_if(config.warnings, of_exports);
   config.sotto.outer->warnings = std::move(config.warnings);
   return std::move(*config.sotto.outer);
 }

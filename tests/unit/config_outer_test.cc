@@ -475,6 +475,8 @@ TEST(ConfigOuterIdle, StatesThatDoNotHoldErrorFeedback) {
     EXPECT_THAT(warnings(R"({"codec": "onebit"})", mode), IsEmpty());
   EXPECT_THAT(warnings(R"({"codec": {"type": "int4", "residual": false}})", ""), IsEmpty());
   EXPECT_THAT(warnings("{}", ""), IsEmpty());
+  // Exports of an outer optimizer of its own are told their mode.
+  EXPECT_THAT(parse(R"({"sotto": {"outer": {"codec": "onebit"}}})").warnings, IsEmpty());
 }
 
 // ---- what follows from the settings

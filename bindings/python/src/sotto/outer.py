@@ -80,11 +80,11 @@ class OuterParam(NamedTuple):
 
 def file_of(hierarchy: str, **keys: Any) -> dict[str, Any]:
     """A file with the keys of "sotto": {"outer": {...}} that are not None; some optimizer has to be
-    in it. "checkpoint" is what states of outer steps alone are."""
+    in it."""
     section = {key: value for key, value in keys.items() if value is not None}
     return {
         "optimizer": {"type": "SGD"},
-        "sotto": {"hierarchy": hierarchy, "outer": section, "checkpoint": "exact"},
+        "sotto": {"hierarchy": hierarchy, "outer": section},
     }
 
 
