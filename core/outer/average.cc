@@ -12,9 +12,9 @@ AverageCut cut_of_average(const OuterShape& shape, bool compressed) {
   constexpr uint64_t kSliceBytes = 4 << 20, kMostSlices = 256;
   const auto ranks = static_cast<uint64_t>(shape.size);
   const uint64_t n = shape.layout->elements();
-  // What a rank sends in one of two rounds.
-  const uint64_t bytes =
-      compressed ? compressed_sizes(*shape.config->codec, n, ranks).payload / 2 : 4 * n;
+  // The whole payload, of which a rank sends all but its own share in each of two rounds.
+  const uint64_t sent = compressed ? compressed_sizes(*shape.config->codec, n, ranks).payload : 0;
+  const uint64_t bytes = compressed ? sent / 2 / std::max<uint64_t>(1, ranks - 1) * ranks : 4 * n;
   const uint64_t slices = std::clamp<uint64_t>(bytes / kSliceBytes, 1, kMostSlices);
   if (shape.sizes.segment_bytes != 0) {
     // Windows of byte streams are rounds already.

@@ -4,20 +4,33 @@
 
 namespace sotto {
 
-MessageSlices::MessageSlices(const Slicing& slicing, std::span<const Step> steps)
-    : slicing_(slicing) {
-  if (slicing.per_round == 0) return;
-  count_ = std::max<uint32_t>(1, slicing.rounds * slicing.per_round);
+MessageSlices::MessageSlices(const Slicing& slicing, std::span<const Step> steps) {
+  if (slicing.rounds * slicing.per_round < 2) return;
+  count_ = slicing.rounds * slicing.per_round;
+  std::map<Direction, std::vector<uint64_t>> bytes;  // up to the end of each segment
   for (const Step& step : steps) {
-    if (const MessageStep* message = step.message()) ++messages_[direction(*message)];
+    const MessageStep* const message = step.message();
+    if (message == nullptr || message->issue_round < slicing.first_round) continue;
+    std::vector<uint64_t>& ends = bytes[direction(*message)];
+    ends.push_back((ends.empty() ? 0 : ends.back()) + message->data.bytes);
+  }
+  for (const auto& [of, ends] : bytes) {
+    const uint32_t first = (std::get<0>(of) - slicing.first_round) * slicing.per_round;
+    uint64_t begin = 0;
+    for (const uint64_t end : ends) {
+      // Where its middle is.
+      const uint64_t slice =
+          (begin + end) * slicing.per_round / std::max<uint64_t>(1, 2 * ends.back());
+      slices_[of].push_back(
+          first + static_cast<uint32_t>(std::min<uint64_t>(slice, slicing.per_round - 1)));
+      begin = end;
+    }
   }
 }
 
 uint32_t MessageSlices::of(const MessageStep& message) const {
-  if (count_ == 1 || message.issue_round < slicing_.first_round) return 0;
-  const uint32_t before = (message.issue_round - slicing_.first_round) * slicing_.per_round;
-  const uint64_t place = uint64_t{message.segment} * slicing_.per_round;
-  return before + static_cast<uint32_t>(place / messages_.at(direction(message)));
+  const auto slices = slices_.find(direction(message));
+  return slices == slices_.end() ? 0 : slices->second[message.segment];
 }
 
 std::vector<uint32_t> steps_by_slice(const Plan& plan) {

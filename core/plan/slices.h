@@ -14,21 +14,20 @@ namespace sotto {
 // Which slice a message belongs to.
 class MessageSlices {
  public:
-  // Counts the messages of `steps`. One slice only: they are not cut.
+  // Deals out the messages of `steps`: those between two ranks in one direction and round in their
+  // order, by their bytes, so that both ranks put a message in the same slice.
   MessageSlices(const Slicing& slicing, std::span<const Step> steps);
 
+  // One: nothing is kept back.
   uint32_t count() const { return count_; }
-  // Those between two ranks in one direction and round are dealt out in their order, so that both
-  // ranks put a message in the same slice.
   uint32_t of(const MessageStep& message) const;
 
  private:
   using Direction = std::tuple<uint32_t, int32_t, bool>;  // round, peer, whether it is sent
   static Direction direction(const MessageStep& m) { return {m.issue_round, m.peer, m.is_send}; }
 
-  Slicing slicing_;
   uint32_t count_ = 1;
-  std::map<Direction, uint32_t> messages_;
+  std::map<Direction, std::vector<uint32_t>> slices_;  // by segment
 };
 
 // Plan::slice_steps. Orders and groups are there.
