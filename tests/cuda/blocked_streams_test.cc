@@ -266,7 +266,7 @@ TEST_F(CudaBlockedStreams, GoOnWithoutTheHost) {
                   OK(sotto_op_stream_wait(op, stream));
                   require(cudaStreamQuery(stream) == cudaErrorNotReady, "the stream is blocked");
                   // A device that is done before the host looks leaves the end to the host.
-                  fake_cuda::make_late(fake_cuda::kAllStreams, 20'000);
+                  fake_cuda::make_late(fake_cuda::kAllStreams, 300'000);
                   comes = true;
                 },
                 comes),

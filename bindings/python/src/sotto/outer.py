@@ -254,7 +254,8 @@ class Outer(Registered):
         """This rank's state, params included, after any inner step; any rank can make it alone.
 
         mode: "exact" or "common", which are alike here. Waits for the average under way, which is
-        not consumed. Errors: BusyError (step in flight), InvalidStateError (inside evaluation()).
+        not consumed; over NCCL it may have to be made again (docs/outer-configuration.md).
+        Errors: BusyError (step in flight), InvalidStateError (inside evaluation()).
         """
         self._check_live("export_state()")
         number = state_mode(mode, STATE_MODES)
