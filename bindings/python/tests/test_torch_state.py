@@ -112,6 +112,23 @@ def test_gathered_states(kind, recwarn):
     assert not [w for w in recwarn if "error feedback" in str(w.message)]
 
 
+def test_error_feedback_without_a_mean():
+    """Of outer steps: what would hold it is told, which is not what is given already."""
+
+    def body(comm):
+        net = model()
+        keys = {"outer": {"preset": "co2", "period": 3, "codec": "onebit"}}
+        optimizer = st.Adam(net.parameters(), comm=comm, checkpoint="exact", sotto=keys)
+        train(net, optimizer, comm.rank, range(4))
+        with pytest.raises(sotto.UnsupportedError, match=r'gather_state\("whole"\)') as raised:
+            optimizer.gather_state()
+        assert 'checkpoint="exact"' not in str(raised.value)
+        optimizer.load_state_dict(optimizer.gather_state("whole"))
+        optimizer.close()
+
+    thread_ranks(2, body)
+
+
 @pytest.mark.parametrize("kind", [st.OnebitAdam, st.OnebitLamb], ids=lambda k: k.__name__)
 def test_reset_starts_from_any_state_without_error_feedback(kind, recwarn):
     def body(comm):

@@ -108,9 +108,10 @@ def mean_state(optimizer: SottoOptimizer, optim: plain.Optimizer, policy: str) -
     try:
         blob = optim.export_state(form)
     except UnsupportedError as error:  # some error feedback has no mean
-        raise UnsupportedError(
-            f'{error}: checkpoint="exact" or "reset" here, "sotto": {{"checkpoint": ...}} in a file'
-        ) from None
+        remedy = 'checkpoint="exact" or "reset" here, "sotto": {"checkpoint": ...} in a file'
+        if policy == "exact":
+            remedy = 'gather_state("whole") has that of every rank, and so has its own state_dict()'
+        raise UnsupportedError(f"{error}: {remedy}") from None
     return {
         "form": form,
         "frozen": optimizer.standing_still(),
