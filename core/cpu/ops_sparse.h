@@ -25,15 +25,51 @@ struct OnesOfBytes {
 };
 inline constexpr OnesOfBytes kOnesOfBytes;
 
+// A block that is encoded. Vectors behind the last element may be written.
+struct SparseChoice {
+  static constexpr uint32_t kRoom = kMaxSparseBlock + 16;
+  uint16_t indices[kRoom];
+  float values[kRoom];   // v
+  float decoded[kRoom];  // q
+};
+
 // Parts that vector kernels do in another way.
 struct ScalarSparse {
+  // e becomes c, of which k elements are chosen.
+  static void choose(const SparseBlock& b, const float* x, float* e, float rho, SparseChoice* s,
+                     uint32_t* flags) {
+    form(x, e, rho, b.m, flags);
+    select(e, b.m, b.k, s->indices);
+    for (uint32_t j = 0; j < b.k; ++j) s->values[j] = e[s->indices[j]];
+  }
   // e becomes c, n elements.
   static void form(const float* x, float* e, float rho, uint32_t n, uint32_t* flags) {
     for (uint32_t i = 0; i < n; ++i) e[i] = sparse_value(x[i], e[i], rho, flags);
   }
-  static void scale(float* x, float factor, uint32_t n) {
-    for (uint32_t i = 0; i < n; ++i) x[i] *= factor;
+  // y = sums * factor; sums become 0. at: y's first element in its array. Returns whether stores
+  // are to be waited for.
+  static bool finish(float* sums, float factor, uint32_t n, uint64_t at, float* y) {
+    (void)at;
+    for (uint32_t i = 0; i < n; ++i) y[i] = sums[i] * factor;
+    std::fill_n(sums, n, 0.0f);
+    return false;
   }
+  static void finish_streams() {}
+  // The indices of kEliasFano, as read_indices.
+  static bool elias_fano(const SparseBlock& b, const uint8_t* payload, uint16_t* indices) {
+    const uint32_t bits = b.k + ((b.m - 1) >> b.low);
+    if (positions_of_ones(payload + b.low_bytes, bits, b.k, indices) != b.k) return false;
+    for (uint32_t j = 0; j < b.k; ++j) {
+      indices[j] = static_cast<uint16_t>((indices[j] - j) << b.low | number_at(payload, b.low, j));
+    }
+    return are_ascending(indices, b.k) && indices[b.k - 1] < b.m;
+  }
+  // q of k codes of 2 bits. q: of each code.
+  static void two_bit_values(const float* of_code, const uint8_t* codes, uint32_t k, float* q) {
+    for (uint32_t j = 0; j < k; ++j) q[j] = of_code[codes[j / 4] >> (6 - 2 * (j % 4)) & 3];
+  }
+  static void write_two_bits(const SparseBlock& b, SparseChoice* s, uint8_t* codes,
+                             uint32_t* flags);
   // Indices of the k largest of m magnitudes, ascending, k < m.
   static void select(const float* c, uint32_t m, uint32_t k, uint16_t* indices) {
     uint32_t keys[kMaxSparseBlock] = {};
@@ -71,24 +107,12 @@ struct ScalarSparse {
     }
     return ones;
   }
-  // Of k numbers and positions: (position - j) * 2^low + number, in place of the position.
-  static void join(const uint16_t* numbers, uint32_t low, uint32_t k, uint16_t* positions) {
-    for (uint32_t j = 0; j < k; ++j)
-      positions[j] = static_cast<uint16_t>((positions[j] - j) << low | numbers[j]);
-  }
   static bool are_ascending(const uint16_t* indices, uint32_t k) {
     for (uint32_t j = 1; j < k; ++j) {
       if (indices[j] <= indices[j - 1]) return false;
     }
     return true;
   }
-};
-
-// A block that is encoded.
-struct SparseChoice {
-  uint16_t indices[kMaxSparseBlock];
-  float values[kMaxSparseBlock];   // v
-  float decoded[kMaxSparseBlock];  // q
 };
 
 // Writes numbers of a few bits one after the other; the last byte is filled with zeros.
@@ -110,28 +134,58 @@ class BitWriter {
   uint32_t held_ = 0;
 };
 
-inline void set_string_bit(uint8_t* bytes, uint32_t i) {
-  bytes[i / 8] |= static_cast<uint8_t>(0x80u >> i % 8);
+// Writes a string of n bytes, at most 512, whose ones are at the k ascending positions.
+template <class Position>
+void write_ones(uint32_t k, uint32_t n, Position&& position, uint8_t* out) {
+  uint64_t words[kMaxSparseBlock / 64 + 1];
+  std::fill_n(words, n / 8 + 1, uint64_t{0});
+  uint64_t word = 0;
+  for (uint32_t j = 0, last = 0; j < k; ++j) {  // words stay in a register until they are complete
+    const uint32_t p = position(j), at = p / 64;
+    word = (at == last ? word : 0) | uint64_t{1} << 63 >> p % 64;
+    words[at] = word;
+    last = at;
+  }
+  for (uint32_t w = 0; 8 * w < n; ++w) words[w] = __builtin_bswap64(words[w]);
+  std::memcpy(out, words, n);
+}
+
+// Writes the kLow low bits of k numbers as a string of n bytes.
+template <uint32_t kLow>
+void pack(const uint16_t* numbers, uint32_t k, uint32_t n, uint8_t* bytes) {
+  constexpr uint32_t kMask = (1u << kLow) - 1;
+  uint32_t j = 0;
+  if constexpr (kLow != 0 && kLow <= 8) {
+    for (; j + 8 <= k && j * kLow / 8 + 8 <= n; j += 8) {  // eight are in a word
+      uint64_t word = 0;
+      for (uint32_t l = 0; l < 8; ++l) word = word << kLow | (numbers[j + l] & kMask);
+      word = __builtin_bswap64(word << (64 - 8 * kLow) % 64);
+      std::memcpy(bytes + j * kLow / 8, &word, sizeof word);
+    }
+  }
+  BitWriter rest(bytes + j * kLow / 8);
+  for (; j < k; ++j) rest.put(numbers[j] & kMask, kLow);
+  rest.finish();
+}
+
+inline void pack(const uint16_t* numbers, uint32_t low, uint32_t k, uint32_t n, uint8_t* bytes) {
+  using Pack = void (*)(const uint16_t*, uint32_t, uint32_t, uint8_t*);
+  static constexpr Pack kOfBits[] = {pack<0>,  pack<1>,  pack<2>, pack<3>, pack<4>,
+                                     pack<5>,  pack<6>,  pack<7>, pack<8>, pack<9>,
+                                     pack<10>, pack<11>, pack<12>};
+  kOfBits[low](numbers, k, n, bytes);
 }
 
 inline void write_indices(const SparseBlock& b, const uint16_t* indices, uint8_t* out) {
-  switch (b.form) {
-    case SparseForm::kAll: return;
-    case SparseForm::kBitmap:
-      std::memset(out, 0, b.index_bytes);
-      for (uint32_t j = 0; j < b.k; ++j) set_string_bit(out, indices[j]);
-      return;
-    case SparseForm::kPacked:
-    case SparseForm::kEliasFano: break;
-  }
-  BitWriter low(out);
-  const uint32_t mask = (1u << b.low) - 1;
-  for (uint32_t j = 0; j < b.k; ++j) low.put(indices[j] & mask, b.low);
-  low.finish();
+  if (b.form == SparseForm::kAll) return;
+  if (b.form == SparseForm::kBitmap)
+    return write_ones(
+        b.k, b.index_bytes, [&](uint32_t j) { return indices[j]; }, out);
+  pack(indices, b.low, b.k, b.low_bytes, out);
   if (b.form == SparseForm::kPacked) return;
-  uint8_t* upper = out + b.low_bytes;
-  std::memset(upper, 0, b.index_bytes - b.low_bytes);
-  for (uint32_t j = 0; j < b.k; ++j) set_string_bit(upper, (indices[j] >> b.low) + j);
+  write_ones(
+      b.k, b.index_bytes - b.low_bytes, [&](uint32_t j) { return (indices[j] >> b.low) + j; },
+      out + b.low_bytes);
 }
 
 // The k numbers of a string of n bytes, of kLow bits each, at most 12.
@@ -169,13 +223,7 @@ bool read_indices(const SparseBlock& b, const uint8_t* payload, uint16_t* indice
       return true;
     case SparseForm::kBitmap: return Ops::positions_of_ones(payload, b.m, b.k, indices) == b.k;
     case SparseForm::kPacked: unpack(payload, b.low_bytes, b.low, b.k, indices); break;
-    case SparseForm::kEliasFano: {
-      const uint32_t bits = b.k + ((b.m - 1) >> b.low);
-      if (Ops::positions_of_ones(payload + b.low_bytes, bits, b.k, indices) != b.k) return false;
-      uint16_t numbers[kMaxSparseBlock];
-      unpack(payload, b.low_bytes, b.low, b.k, numbers);
-      Ops::join(numbers, b.low, b.k, indices);
-    }
+    case SparseForm::kEliasFano: return Ops::elias_fano(b, payload, indices);
   }
   return Ops::are_ascending(indices, b.k) && indices[b.k - 1] < b.m;
 }
@@ -214,7 +262,8 @@ inline double sum_of_squares(const SparseBlock& b, const SparseValues& values) {
 }
 
 // Codes and levels of v; q.
-inline void write_two_bits(const SparseBlock& b, SparseChoice* s, uint8_t* codes, uint32_t* flags) {
+inline void ScalarSparse::write_two_bits(const SparseBlock& b, SparseChoice* s, uint8_t* codes,
+                                         uint32_t* flags) {
   bool zero = false;
   for (uint32_t j = 0; j < b.k; ++j) zero |= s->values[j] == 0.0f;
   const SparseSplit split(sum_of_magnitudes(s->values, b.k, [](float) { return true; }), b.k, zero);
@@ -252,8 +301,9 @@ inline void write_integers(const SparseBlock& b, SparseChoice* s, uint8_t* codes
   store_word(codes + b.code_bytes, levels.stored);
 }
 
-inline void write_values(const SparseBlock& b, SparseChoice* s, uint8_t* codes, uint32_t* flags) {
-  if (b.bits == 2) return write_two_bits(b, s, codes, flags);
+template <class Ops>
+void write_values(const SparseBlock& b, SparseChoice* s, uint8_t* codes, uint32_t* flags) {
+  if (b.bits == 2) return Ops::write_two_bits(b, s, codes, flags);
   if (b.bits != 32) return write_integers(b, s, codes, flags);
   std::memcpy(codes, s->values, b.code_bytes);
   std::memcpy(s->decoded, s->values, b.code_bytes);
@@ -289,6 +339,7 @@ void run_sparse_encode(const KernelCall& call) {
   const bool counts = weight == nullptr || *weight != 0.0f;
   const auto rho = static_cast<float>(a.settings.error_decay);
   uint32_t flags = 0;
+  Ops ops;
   SparseChoice s;
   for (const Piece& p : call.pieces) {
     if (p.tensor == kNoTensor) continue;
@@ -299,15 +350,15 @@ void run_sparse_encode(const KernelCall& call) {
     }
     for_each_sparse_block(a, p, [&](const SparseBlock& b, uint64_t first, uint64_t at) {
       float* c = o.e.flat<float>() + p.flat + first;
-      Ops::form(x + first, c, rho, b.m, &flags);
       if (b.form == SparseForm::kAll) {
+        Ops::form(x + first, c, rho, b.m, &flags);
         for (uint32_t j = 0; j < b.k; ++j) s.indices[j] = static_cast<uint16_t>(j);
+        std::memcpy(s.values, c, b.k * sizeof *c);
       } else {
-        Ops::select(c, b.m, b.k, s.indices);
+        ops.choose(b, x + first, c, rho, &s, &flags);
       }
-      for (uint32_t j = 0; j < b.k; ++j) s.values[j] = c[s.indices[j]];
       write_indices(b, s.indices, payload + at);
-      write_values(b, &s, payload + at + b.index_bytes, &flags);
+      write_values<Ops>(b, &s, payload + at + b.index_bytes, &flags);
       if (!counts) return;
       for (uint32_t j = 0; j < b.k; ++j) c[s.indices[j]] = s.values[j] - s.decoded[j];
     });
@@ -328,20 +379,25 @@ class SparseSum {
       ranks_ += takes_part(weights_, args_.weight_bytes, r);
   }
 
-  void block(const SparseBlock& b, uint32_t tensor, uint64_t at, float* y) {
+  // first: y's first element in its array.
+  void block(const SparseBlock& b, uint32_t tensor, uint64_t at, uint64_t first, float* y) {
     const float* const factors =
         factors_ == nullptr ? nullptr : factors_ + uint64_t{tensor} * args_.world;
     const bool by_element = args_.settings.average == SparseAverage::kContributors;
-    std::fill_n(y, b.m, 0.0f);
     if (by_element) std::fill_n(senders_, b.m, 0u);
-    add_group(b, 0, factors, at, y);
+    add_group(b, 0, factors, at, sums_);
     for (uint32_t group = 8; group < args_.world; group += 8) {
-      std::fill_n(partial_, b.m, 0.0f);
       add_group(b, group, factors, at, partial_);
-      for (uint32_t i = 0; i < b.m; ++i) y[i] += partial_[i];
+      for (uint32_t i = 0; i < b.m; ++i) sums_[i] += partial_[i];
+      std::fill_n(partial_, b.m, 0.0f);
     }
-    if (!by_element) return Ops::scale(y, share_of(ranks_), b.m);
-    for (uint32_t i = 0; i < b.m; ++i) y[i] *= share_of(senders_[i]);
+    if (by_element) {
+      for (uint32_t i = 0; i < b.m; ++i) sums_[i] *= share_of(senders_[i]);
+    }
+    streamed_ |= Ops::finish(sums_, by_element ? 1.0f : share_of(ranks_), b.m, first, y);
+  }
+  void finish() const {
+    if (streamed_) Ops::finish_streams();
   }
   void dense(uint64_t at, uint64_t n, float* y) {
     const float share = share_of(ranks_);
@@ -360,6 +416,8 @@ class SparseSum {
                  float* sums) {
     for (uint32_t r = group; r < std::min(args_.world, group + 8); ++r) {
       const uint8_t* row = rows_ + r * args_.row_bytes + at;
+      // Blocks are short and of many rows, so that processors do not foresee the next one.
+      for (uint32_t i = 0; i < b.bytes(); i += 64) __builtin_prefetch(row + b.bytes() + i);
       if (!takes_part(weights_, args_.weight_bytes, r) || !read_indices<Ops>(b, row, indices_))
         continue;
       const SparseValues values(b, row);
@@ -374,21 +432,12 @@ class SparseSum {
     }
   }
 
-  // By bytes of codes.
   void add_two_bits(const SparseBlock& b, const SparseValues& values, float factor,
-                    const uint8_t* row, float* sums) const {
-    const float value[4] = {factor * values.two_bits(0), factor * values.two_bits(1),
-                            factor * values.two_bits(2), factor * values.two_bits(3)};
-    const uint8_t* codes = row + b.index_bytes;
-    uint32_t j = 0;
-    for (; j + 4 <= b.k; j += 4) {
-      const uint32_t byte = codes[j / 4];
-      sums[indices_[j]] += value[byte >> 6];
-      sums[indices_[j + 1]] += value[byte >> 4 & 3];
-      sums[indices_[j + 2]] += value[byte >> 2 & 3];
-      sums[indices_[j + 3]] += value[byte & 3];
-    }
-    for (; j < b.k; ++j) sums[indices_[j]] += factor * values[j];
+                    const uint8_t* row, float* sums) {
+    const float of_code[4] = {factor * values.two_bits(0), factor * values.two_bits(1),
+                              factor * values.two_bits(2), factor * values.two_bits(3)};
+    Ops::two_bit_values(of_code, row + b.index_bytes, b.k, values_);
+    for (uint32_t j = 0; j < b.k; ++j) sums[indices_[j]] += values_[j];
   }
 
   const SparseArgs& args_;
@@ -396,9 +445,13 @@ class SparseSum {
   const uint8_t* weights_;
   const float* factors_;
   uint32_t ranks_ = 0;
+  bool streamed_ = false;
   uint16_t indices_[kMaxSparseBlock];
+  float values_[kMaxSparseBlock];
   uint32_t senders_[kMaxSparseBlock];
-  alignas(64) float partial_[kMaxSparseBlock];
+  // Sums, and those of a group of ranks behind the first; 0 between blocks.
+  alignas(64) float sums_[kMaxSparseBlock] = {};
+  alignas(64) float partial_[kMaxSparseBlock] = {};
 };
 
 template <class Ops>
@@ -413,9 +466,10 @@ void run_sparse_mean(const KernelCall& call) {
       continue;
     }
     for_each_sparse_block(sum.args(), p, [&](const SparseBlock& b, uint64_t first, uint64_t at) {
-      sum.block(b, p.tensor, at, y + first);
+      sum.block(b, p.tensor, at, p.offset + first, y + first);
     });
   }
+  sum.finish();
 }
 
 }  // namespace sotto

@@ -1,5 +1,7 @@
-// Vector kernels of selections. The k largest of a block: no element below the k-th largest of the
-// maxima of many groups can be one of them, so few elements are looked at twice.
+// Vector kernels of selections. The k largest of a block: elements that reach a bound are marked
+// while c is formed, and only these are looked at again. The bound is guessed from the block
+// before. Where fewer than k elements or very many reach it, it is the k-th largest of the maxima
+// of many groups, below which none of the k largest can be.
 #include "core/cpu/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -18,6 +20,76 @@ namespace {
 HWY_INLINE VI magnitudes(VF c) { return hn::And(hn::BitCast(DI(), c), hn::Set(DI(), 0x7fffffff)); }
 HWY_INLINE VI sparse_keys(const float* c) { return magnitudes(load(c)); }
 
+// Four vectors of a block; values in registers have names and no numbers.
+constexpr uint32_t kQuad = 4 * static_cast<uint32_t>(kN);
+
+// A bit for each lane, the first one's lowest.
+template <class D>
+HWY_INLINE uint64_t bits_of_mask(D d, hn::Mask<D> mask) {
+  alignas(8) uint8_t bytes[8] = {};
+  hn::StoreMaskBits(d, mask, bytes);
+  uint64_t bits;
+  std::memcpy(&bits, bytes, sizeof bits);
+  return bits;
+}
+
+// Bits of a byte, the lowest first, as the lower bits of pairs in two bytes, the highest first.
+struct BitPairs {
+  uint16_t of[256] = {};
+  constexpr BitPairs() {
+    for (uint32_t byte = 0; byte < 256; ++byte) {
+      for (uint32_t i = 0; i < 8; ++i)
+        of[byte] = static_cast<uint16_t>(of[byte] | (byte >> i & 1) << (i / 4 * 8 + 6 - i % 4 * 2));
+    }
+  }
+};
+constexpr BitPairs kPairs;
+
+// The codes of a byte.
+struct FourCodes {
+  int32_t of[256][4] = {};
+  constexpr FourCodes() {
+    for (int32_t byte = 0; byte < 256; ++byte) {
+      for (int32_t i = 0; i < 4; ++i) of[byte][i] = byte >> (6 - 2 * i) & 3;
+    }
+  }
+};
+constexpr FourCodes kFourCodes;
+
+// How eight numbers of a few bits each come out of as many bytes: lanes get the two bytes that a
+// number lies in, and it is shifted up in them.
+constexpr uint32_t kUnpackBits = 9;  // that two bytes hold at any bit of the first
+struct alignas(16) Unpack {
+  uint8_t order[16] = {};
+  uint16_t factor[8] = {};
+  constexpr Unpack(uint32_t low) {
+    for (uint32_t l = 0; l < 8; ++l) {
+      order[2 * l + 1] = static_cast<uint8_t>(l * low / 8);
+      order[2 * l] = static_cast<uint8_t>(l * low / 8 + 1);
+      factor[l] = static_cast<uint16_t>(low == 0 ? 0 : 1u << l * low % 8);
+    }
+  }
+};
+constexpr Unpack kUnpack[kUnpackBits + 1] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
+
+struct SparseQuad {
+  VI a, b, c, d;
+
+  static HWY_INLINE SparseQuad keys(VF a, VF b, VF c, VF d) {
+    return {magnitudes(a), magnitudes(b), magnitudes(c), magnitudes(d)};
+  }
+  static HWY_INLINE SparseQuad keys_at(const float* c) {
+    return keys(load(c), load(c + kN), load(c + 2 * kN), load(c + 3 * kN));
+  }
+  HWY_INLINE VI largest() const { return hn::Max(hn::Max(a, b), hn::Max(c, d)); }
+  // A bit for each key, the first one's lowest.
+  HWY_INLINE uint64_t above(VI bound) const {
+    return bits_of_mask(DI(), hn::Gt(a, bound)) | bits_of_mask(DI(), hn::Gt(b, bound)) << kN |
+           bits_of_mask(DI(), hn::Gt(c, bound)) << 2 * kN |
+           bits_of_mask(DI(), hn::Gt(d, bound)) << 3 * kN;
+  }
+};
+
 // Keys in vectors.
 struct SparseKeys {
   alignas(64) int32_t key[kMaxSparseBlock + kN];
@@ -25,26 +97,40 @@ struct SparseKeys {
 
   HWY_INLINE VI at(uint32_t i) const { return hn::Load(DI(), key + i); }
   // Behind the last one there are keys that are below all others.
-  HWY_INLINE void pad(int32_t below) { hn::StoreU(hn::Set(DI(), below), DI(), key + count); }
+  HWY_INLINE void pad() { hn::StoreU(hn::Set(DI(), -1), DI(), key + count); }
 
-  // The k-th largest; k: 1 to count. Bits below the given one are 0 in the result, so that it may
-  // be less.
-  HWY_INLINE int32_t largest(uint32_t k, uint32_t last_bit = 1) const {
-    VI low = hn::Set(DI(), 0x7fffffff), high = hn::Zero(DI());
-    for (uint32_t i = 0; i < count; i += kN) {
-      low = hn::Min(low, at(i));
-      high = hn::Max(high, at(i));
+  HWY_INLINE int32_t largest() const {
+    VI high = hn::Zero(DI());
+    for (uint32_t i = 0; i < count; i += kN) high = hn::Max(high, at(i));
+    return hn::GetLane(hn::MaxOfLanes(DI(), high));
+  }
+
+  // The largest key that at least k reach, k: 1 to count; or a smaller one that k to `most` reach.
+  // low: all reach it. probe: above it, tried first. *reached: how many reach the result.
+  HWY_INLINE int32_t bound(uint32_t k, uint32_t most, int32_t low, int32_t probe,
+                           uint32_t* reached) const {
+    uint32_t at_low = count, at_high = 0;
+    int64_t high = int64_t{std::max(largest(), probe)} + 1;  // fewer than k reach it
+    for (uint32_t probes = 0; at_low > most && high - low > 1; ++probes) {
+      const uint32_t n = above(probe - 1);
+      if (n >= k) {
+        low = probe;
+        at_low = n;
+      } else {
+        high = probe;
+        at_high = n;
+      }
+      // Keys between the two are taken for evenly distributed, a few times.
+      const auto span = static_cast<float>(high - low);
+      const float share = probes < 8 ? (static_cast<float>(at_low - k) + 0.5f) /
+                                           static_cast<float>(at_low - at_high)
+                                     : 0.5f;
+      const auto step = static_cast<int64_t>(span * share);
+      probe = static_cast<int32_t>(
+          low + std::clamp<int64_t>(step, 1, std::max<int64_t>(high - low - 1, 1)));
     }
-    // Leading bits that all keys have are those of the result.
-    const int32_t first = hn::GetLane(hn::MinOfLanes(DI(), low));
-    const int32_t differ = first ^ hn::GetLane(hn::MaxOfLanes(DI(), high));
-    if (differ == 0) return first;
-    uint32_t bit = uint32_t{1} << log2_floor(static_cast<uint32_t>(differ));
-    auto found = static_cast<uint32_t>(first) & ~(2 * bit - 1);
-    for (; bit >= last_bit; bit /= 2) {
-      found |= above(static_cast<int32_t>((found | bit) - 1)) >= k ? bit : 0;
-    }
-    return static_cast<int32_t>(found);
+    *reached = at_low;
+    return low;
   }
 
   // How many are above a key.
@@ -56,7 +142,8 @@ struct SparseKeys {
   }
 };
 
-struct VectorSparse {
+class VectorSparse {
+ public:
   using Indices = hn::FixedTag<uint16_t, 8>;
 
   static void form(const float* x, float* e, float rho, uint32_t n, uint32_t* flags) {
@@ -74,12 +161,73 @@ struct VectorSparse {
     ScalarSparse::form(x + i, e + i, rho, n - i, flags);
   }
 
-  static void scale(float* x, float factor, uint32_t n) {
-    const VF by = set(factor);
-    uint32_t i = 0;
-    for (; i + kN <= n; i += kN) store(hn::Mul(load(x + i), by), x + i);
-    ScalarSparse::scale(x + i, factor, n - i);
+  void choose(const SparseBlock& b, const float* x, float* e, float rho, SparseChoice* s,
+              uint32_t* flags) {
+    if (b.m % kQuad == 0) {
+      form_and_mark(x, e, rho, b.m, flags);
+      return select(e, b.m, b.k, s);
+    }
+    // Zeros behind the last element are never chosen.
+    alignas(64) float x_room[kMaxSparseBlock], c_room[kMaxSparseBlock];
+    const uint32_t m = (b.m + kQuad - 1) / kQuad * kQuad;
+    std::memcpy(x_room, x, b.m * sizeof *x);
+    std::memcpy(c_room, e, b.m * sizeof *e);
+    std::fill(x_room + b.m, x_room + m, 0.0f);
+    std::fill(c_room + b.m, c_room + m, 0.0f);
+    form_and_mark(x_room, c_room, rho, m, flags);
+    std::memcpy(e, c_room, b.m * sizeof *e);
+    select(c_room, m, b.k, s);
   }
+
+  // As the reference does it, but eight values at a time; zeros that fill up the last eight add
+  // nothing to sums.
+  static void write_two_bits(const SparseBlock& b, SparseChoice* s, uint8_t* codes,
+                             uint32_t* flags) {
+    const uint32_t end = (b.k + 7) / 8 * 8;
+    float* const v = s->values;
+    std::fill(v + b.k, v + end, 0.0f);
+    size_t zeros = 0;
+    for (uint32_t j = 0; j < end; j += kValues)
+      zeros += hn::CountTrue(Values(), hn::Eq(hn::LoadU(Values(), v + j), hn::Zero(Values())));
+    const auto all = hn::Eq(hn::Zero(Values()), hn::Zero(Values()));
+    const SparseSplit split(sum_where(v, end, [&](auto) HWY_ATTR { return all; }), b.k,
+                            zeros > end - b.k);
+    const auto threshold = hn::Set(Values(), split.threshold);
+    const auto high = [&](auto a) HWY_ATTR { return hn::Gt(a, threshold); };
+    const auto not_high = [&](auto a) HWY_ATTR { return hn::Not(hn::Gt(a, threshold)); };
+    size_t n_high = 0;
+    for (uint32_t j = 0; j < end; j += kValues)
+      n_high += hn::CountTrue(Values(), high(hn::Abs(hn::LoadU(Values(), v + j))));
+    const SparseLevels levels =
+        SparseLevels::of_groups(sum_where(v, end, not_high), sum_where(v, end, high), b.k,
+                                static_cast<uint32_t>(n_high), flags);
+    const auto lo = hn::Set(Values(), levels.lo), hi = hn::Set(Values(), levels.hi);
+    for (uint32_t first = 0; first < end; first += 8) {
+      uint32_t high_bits = 0, positive_bits = 0;
+      HWY_UNROLL(4) for (uint32_t l = 0; l < 8; l += kValues) {
+        const auto value = hn::LoadU(Values(), v + first + l);
+        const auto is_high = high(hn::Abs(value)), positive = hn::Ge(value, hn::Zero(Values()));
+        const auto magnitude = hn::IfThenElse(is_high, hi, lo);
+        hn::StoreU(hn::IfThenElse(positive, magnitude, hn::Neg(magnitude)), Values(),
+                   s->decoded + first + l);
+        high_bits |= static_cast<uint32_t>(bits_of_mask(Values(), is_high)) << l;
+        positive_bits |= static_cast<uint32_t>(bits_of_mask(Values(), positive)) << l;
+      }
+      const uint32_t valid = b.k - first < 8 ? (1u << (b.k - first)) - 1 : 0xff;
+      const auto both =
+          static_cast<uint16_t>(kPairs.of[positive_bits & valid] << 1 | kPairs.of[high_bits]);
+      std::memcpy(codes + first / 4, &both, b.k - first > 4 ? 2 : 1);
+    }
+    store_word(codes + b.code_bytes, levels.stored);
+  }
+
+  static bool finish(float* sums, float factor, uint32_t n, uint64_t at, float* y) {
+    if (n % kN != 0) return ScalarSparse::finish(sums, factor, n, at, y);
+    const bool stream = streams(at, y);
+    stream ? finish_vectors<true>(sums, factor, n, y) : finish_vectors<false>(sums, factor, n, y);
+    return stream;
+  }
+  static void finish_streams() { hwy::FlushStream(); }
 
   // Eight of a byte at once: those that are none are overwritten by the next byte's.
   static uint32_t positions_of_ones(const uint8_t* bytes, uint32_t bits, uint32_t most,
@@ -93,16 +241,51 @@ struct VectorSparse {
     return ScalarSparse::positions_from(i, ones, bytes, bits, most, positions);
   }
 
-  static void join(const uint16_t* numbers, uint32_t low, uint32_t k, uint16_t* positions) {
+  static bool elias_fano(const SparseBlock& b, const uint8_t* payload, uint16_t* indices) {
+    const uint32_t bits = b.k + ((b.m - 1) >> b.low);
+    if (positions_of_ones(payload + b.low_bytes, bits, b.k, indices) != b.k) return false;
+    const hn::Full128<int16_t> d;
+    auto before = hn::Set(d, -1);
+    auto good = hn::Eq(before, before);
     uint32_t j = 0;
-    for (; j + 8 <= k; j += 8) {
-      const auto upper = hn::Sub(hn::LoadU(Indices(), positions + j),
-                                 hn::Iota(Indices(), static_cast<uint16_t>(j)));
-      const auto lower = hn::LoadU(Indices(), numbers + j);
-      hn::StoreU(hn::Or(hn::ShiftLeftSame(upper, static_cast<int>(low)), lower), Indices(),
-                 positions + j);
+    if (b.low <= kUnpackBits) {
+      const Unpack& unpack = kUnpack[b.low];
+      const auto order = hn::Load(hn::Full128<uint8_t>(), unpack.order);
+      const auto factor = hn::Load(Indices(), unpack.factor);
+      for (; j + 8 <= b.k && j * b.low / 8 + 16 <= b.bytes(); j += 8) {
+        const auto bytes = hn::LoadU(hn::Full128<uint8_t>(), payload + j * b.low / 8);
+        const auto windows = hn::BitCast(Indices(), hn::TableLookupBytes(bytes, order));
+        const auto lower =
+            hn::ShiftRightSame(hn::Mul(windows, factor), static_cast<int>(16 - b.low));
+        const auto upper = hn::Sub(hn::LoadU(Indices(), indices + j),
+                                   hn::Iota(Indices(), static_cast<uint16_t>(j)));
+        const auto index = hn::Or(hn::ShiftLeftSame(upper, static_cast<int>(b.low)), lower);
+        hn::StoreU(index, Indices(), indices + j);
+        const auto now = hn::BitCast(d, index);
+        good = hn::And(good, hn::Gt(now, hn::CombineShiftRightBytes<14>(d, now, before)));
+        before = now;
+      }
     }
-    for (; j < k; ++j) positions[j] = static_cast<uint16_t>((positions[j] - j) << low | numbers[j]);
+    int32_t last = j == 0 ? -1 : indices[j - 1];
+    bool rest = true;
+    for (; j < b.k; ++j) {
+      indices[j] = static_cast<uint16_t>((indices[j] - j) << b.low | number_at(payload, b.low, j));
+      rest &= indices[j] > last;
+      last = indices[j];
+    }
+    return rest && hn::AllTrue(d, good) && indices[b.k - 1] < b.m;
+  }
+
+  static void two_bit_values(const float* of_code, const uint8_t* codes, uint32_t k, float* q) {
+    const hn::FixedTag<float, 4> d;
+    const hn::FixedTag<int32_t, 4> places;
+    const auto table = hn::LoadU(d, of_code);
+    uint32_t j = 0;
+    for (; j + 4 <= k; j += 4) {
+      const auto code = hn::IndicesFromVec(d, hn::LoadU(places, kFourCodes.of[codes[j / 4]]));
+      hn::StoreU(hn::TableLookupLanes(table, code), d, q + j);
+    }
+    ScalarSparse::two_bit_values(of_code, codes + j / 4, k - j, q + j);
   }
 
   static bool are_ascending(const uint16_t* indices, uint32_t k) {
@@ -115,73 +298,200 @@ struct VectorSparse {
     return hn::AllTrue(Indices(), good) && ScalarSparse::are_ascending(indices + j - 1, k - j + 1);
   }
 
-  static void select(const float* c, uint32_t m, uint32_t k, uint16_t* indices) {
-    if (m % kN != 0) return ScalarSparse::select(c, m, k, indices);
-    const int32_t bound = lower_bound(c, m, k);
+ private:
+  // Lanes of sums are float64, all eight or a part of them.
+  using Sums = hn::CappedTag<double, 8>;
+  using Values = hn::Rebind<float, Sums>;
+  static constexpr uint32_t kValues = static_cast<uint32_t>(hn::MaxLanes(Sums()));
+
+  template <bool kStream>
+  static HWY_INLINE void finish_vectors(float* sums, float factor, uint32_t n, float* y) {
+    const VF by = set(factor);
+    for (uint32_t i = 0; i < n; i += kN) {
+      store_or_stream<kStream>(hn::Mul(load(sums + i), by), y + i);
+      store(hn::Zero(DF()), sums + i);
+    }
+  }
+
+  // Of magnitudes where which() says so, n of them, a multiple of 8.
+  template <class Which>
+  static HWY_INLINE double sum_where(const float* v, uint32_t n, Which&& which) {
+    alignas(64) double lanes[8];
+    HWY_UNROLL(4) for (uint32_t l = 0; l < 8; l += kValues) {
+      auto sum = hn::Zero(Sums());
+      for (uint32_t j = l; j < n; j += 8) {
+        const auto a = hn::Abs(hn::LoadU(Values(), v + j));
+        sum = hn::Add(sum, hn::PromoteTo(Sums(), hn::IfThenElseZero(which(a), a)));
+      }
+      hn::Store(sum, Sums(), lanes + l);
+    }
+    return fold_sum(lanes);
+  }
+
+  // Elements from one that is read to what is asked for: the processor does not read on by itself
+  // while a block is selected.
+  static constexpr uint32_t kAhead = 1024;
+
+  // e becomes c. Finds the largest keys of quads and marks what reaches the guess.
+  HWY_INLINE void form_and_mark(const float* x, float* e, float rho, uint32_t m, uint32_t* flags) {
+    const VF decay = set(rho);
+    const VI below = hn::Set(DI(), guess_ - 1);
+    const VI infinite = hn::Set(DI(), 0x7f800000);
+    int32_t* maxima = maxima_;
+    for (uint32_t i = 0; i < m; i += kQuad, maxima += kN) {
+      for (uint32_t l = 0; l < kQuad; l += 16) {  // by lines of the cache
+        hwy::Prefetch(x + i + l + kAhead);
+        hwy::Prefetch(e + i + l + kAhead);
+      }
+      const VF c0 = sum_at(x + i, e + i, decay), c1 = sum_at(x + i + kN, e + i + kN, decay),
+               c2 = sum_at(x + i + 2 * kN, e + i + 2 * kN, decay),
+               c3 = sum_at(x + i + 3 * kN, e + i + 3 * kN, decay);
+      SparseQuad keys = SparseQuad::keys(c0, c1, c2, c3);
+      VI largest = keys.largest();
+      // c is finite only where x is.
+      if (HWY_LIKELY(hn::AllTrue(DI(), hn::Lt(largest, infinite)))) {
+        store(c0, e + i);
+        store(c1, e + i + kN);
+        store(c2, e + i + 2 * kN);
+        store(c3, e + i + 3 * kN);
+      } else {
+        ScalarSparse::form(x + i, e + i, rho, kQuad, flags);
+        keys = SparseQuad::keys_at(e + i);
+        largest = keys.largest();
+      }
+      hn::Store(largest, DI(), maxima);
+      store_marks(keys.above(below), i);
+    }
+  }
+  static HWY_INLINE VF sum_at(const float* x, const float* e, VF decay) {
+    return hn::Add(hn::Mul(decay, load(e)), load(x));
+  }
+
+  HWY_INLINE void store_marks(uint64_t bits, uint32_t i) {
+    std::memcpy(reinterpret_cast<uint8_t*>(marks_) + i / 8, &bits, kQuad / 8);
+  }
+
+  // Marks what reaches the bound.
+  HWY_NOINLINE void mark(const float* c, uint32_t m, int32_t bound) {
+    const VI below = hn::Set(DI(), bound - 1);
+    for (uint32_t i = 0; i < m; i += kQuad) store_marks(SparseQuad::keys_at(c + i).above(below), i);
+  }
+
+  HWY_INLINE uint32_t count_marks(uint32_t m) {
+    if (m % 64 != 0) marks_[m / 64] &= (uint64_t{1} << m % 64) - 1;
+    size_t n = 0;
+    for (uint32_t w = 0; w < (m + 63) / 64; ++w) n += hwy::PopCount(marks_[w]);
+    return static_cast<uint32_t>(n);
+  }
+
+  // Places of the marks, in order; behind them as many as make a vector, that are places of c.
+  HWY_INLINE void list_marks(uint32_t m, int32_t* index) const {
+    uint32_t n = 0;
+    for (uint32_t w = 0; w < (m + 63) / 64; ++w) {
+      uint64_t word = marks_[w];
+      const auto ones = static_cast<uint32_t>(hwy::PopCount(word));
+      const auto first = static_cast<int32_t>(64 * w);
+      for (uint32_t listed = 0;; listed += 4) {
+        HWY_UNROLL(4) for (uint32_t l = 0; l < 4; ++l) {
+          index[n + listed + l] = first + static_cast<int32_t>(std::countr_zero(word));
+          word &= word - 1;
+        }
+        if (listed + 4 >= ones) break;
+      }
+      n += ones;
+    }
+    hn::StoreU(hn::Zero(DI()), DI(), index + n);
+  }
+
+  // Distance of the next guess from the k-th largest key, which `wanted` elements are to reach.
+  static HWY_INLINE int32_t adapted(int32_t margin, uint32_t count, uint32_t k, uint32_t wanted) {
+    if (count < k) return std::min(margin * 2, 1 << 24);
+    if (count > 2 * wanted) return std::max(margin / 2, 16);
+    return count < wanted ? margin + margin / 16 : margin - margin / 16;
+  }
+
+  HWY_INLINE void select(const float* c, uint32_t m, uint32_t k, SparseChoice* s) {
+    uint32_t count = count_marks(m);
+    int32_t least = guess_;
+    const uint32_t wanted = k + k / 4 + 8;
+    if (guess_ != kNoGuess) margin_ = adapted(margin_, count, k, wanted);
+    if (count < k || count > 2 * k + 128) {
+      // With a bound of 0 there may be more zeros than all else: these are not looked at.
+      least = std::max(lower_bound(c, m, k), 1);
+      mark(c, m, least);
+      count = count_marks(m);
+    }
     alignas(64) int32_t index[kMaxSparseBlock + kN];
-    // With a bound of 0 there may be more zeros than all else: these are not looked at.
-    const int32_t least = std::max(bound, 1);
+    alignas(64) float value[kMaxSparseBlock + kN];
+    list_marks(m, index);
+    if (count < k) {
+      with_zeros(c, k, index, count, s->indices);
+      for (uint32_t j = 0; j < k; ++j) s->values[j] = c[s->indices[j]];
+      return;
+    }
     SparseKeys near;
-    near.count = collect(c, m, least, index);
-    if (near.count < k) return with_zeros(c, k, index, near.count, indices);
-    // Behind the last index there are those of elements that do not count.
-    for (uint32_t n = 0; n < near.count; n += kN) {
+    near.count = count;
+    for (uint32_t n = 0; n < count; n += kN) {
       const VF of_index = hn::GatherIndex(DF(), c, hn::Load(DI(), index + n));
+      hn::Store(of_index, DF(), value + n);
       hn::Store(magnitudes(of_index), DI(), near.key + n);
     }
-    near.pad(least - 1);
-    const int32_t last = near.largest(k);
-    uint32_t equal = k - near.above(last), j = 0;
-    if (near.above(last - 1) == k) {
-      for (uint32_t n = 0; n < near.count; n += kN) {
+    near.pad();
+    uint32_t reached;
+    const int32_t last =
+        near.bound(k, k, least, std::min(least, kNoGuess - margin_) + margin_, &reached);
+    guess_ = std::max(last - margin_, 1);
+    uint32_t j = 0;
+    // In fewer lanes compressing is a table, which costs more than it saves.
+    if (kN == 16 && reached == k) {
+      const hn::Rebind<uint16_t, DI> narrow;
+      for (uint32_t n = 0; n < count; n += kN) {
         const auto chosen = hn::Gt(near.at(n), hn::Set(DI(), last - 1));
-        hn::StoreU(hn::Compress(hn::Load(DI(), index + n), chosen), DI(), index + j);
+        const VI places = hn::Compress(hn::Load(DI(), index + n), chosen);
+        hn::StoreU(hn::DemoteTo(narrow, places), narrow, s->indices + j);
+        store(hn::Compress(hn::Load(DF(), value + n), hn::RebindMask(DF(), chosen)), s->values + j);
         j += static_cast<uint32_t>(hn::CountTrue(DI(), chosen));
       }
-    } else {
-      for (uint32_t n = 0; j < k; ++n) {
-        const uint32_t tie = (near.key[n] == last ? 1u : 0u) & (equal != 0 ? 1u : 0u);
-        index[j] = index[n];
-        j += (near.key[n] > last ? 1u : 0u) | tie;
-        equal -= tie;
-      }
+      return;
     }
-    for (j = 0; j < k; ++j) indices[j] = static_cast<uint16_t>(index[j]);
+    if (reached == k) {
+      for (uint32_t n = 0; n < count; ++n) {
+        s->indices[j] = static_cast<uint16_t>(index[n]);
+        s->values[j] = value[n];
+        j += near.key[n] >= last ? 1 : 0;
+      }
+      return;
+    }
+    uint32_t equal = k - near.above(last);
+    for (uint32_t n = 0; j < k; ++n) {
+      const uint32_t tie = (near.key[n] == last ? 1u : 0u) & (equal != 0 ? 1u : 0u);
+      s->indices[j] = static_cast<uint16_t>(index[n]);
+      s->values[j] = value[n];
+      j += (near.key[n] > last ? 1u : 0u) | tie;
+      equal -= tie;
+    }
   }
-
- private:
-  // Bounds have the upper 7 bits of a mantissa: the elements within 1 % below them are few.
-  static constexpr uint32_t kBoundBit = 1u << 16;
 
   // At least k keys reach it: the k-th largest of the maxima of 4k groups or more.
-  static HWY_INLINE int32_t lower_bound(const float* c, uint32_t m, uint32_t k) {
-    uint32_t vectors = 1;  // that a group's elements come from, one of each
-    while (vectors * 8 * k <= m && vectors * 2 * kN <= m) vectors *= 2;
+  HWY_INLINE int32_t lower_bound(const float* c, uint32_t m, uint32_t k) {
     SparseKeys maxima;
-    for (uint32_t i = 0; i < m; i += vectors * static_cast<uint32_t>(kN), maxima.count += kN) {
-      VI largest = sparse_keys(c + i);
-      const uint32_t end = std::min(vectors, (m - i) / static_cast<uint32_t>(kN));
-      for (uint32_t v = 1; v < end; ++v) largest = hn::Max(largest, sparse_keys(c + i + v * kN));
-      hn::Store(largest, DI(), maxima.key + maxima.count);
+    uint32_t reached;
+    if (16 * k > m) {
+      for (uint32_t i = 0; i < m; i += kN) hn::Store(sparse_keys(c + i), DI(), maxima.key + i);
+      maxima.count = m;
+    } else {
+      uint32_t quads = 1;  // of a group, one lane of each
+      while (quads * 32 * k <= m) quads *= 2;
+      const uint32_t rows = m / kQuad;
+      for (uint32_t r = 0; r < rows; r += quads, maxima.count += kN) {
+        VI largest = hn::Load(DI(), maxima_ + r * kN);
+        for (uint32_t q = r + 1; q < std::min(r + quads, rows); ++q)
+          largest = hn::Max(largest, hn::Load(DI(), maxima_ + q * kN));
+        hn::Store(largest, DI(), maxima.key + maxima.count);
+      }
     }
-    return maxima.largest(k, kBoundBit);
-  }
-
-  // Elements whose key reaches the bound, in order. Returns how many. A vector behind the last one
-  // has indices of c.
-  static HWY_INLINE uint32_t collect(const float* c, uint32_t m, int32_t bound, int32_t* index) {
-    const VI below = hn::Set(DI(), bound - 1);
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < m; i += kN) {
-      const auto reach = hn::Gt(sparse_keys(c + i), below);
-      // Where compressing is a table of permutations, a branch is cheaper.
-      if (kN != 16 && hn::AllFalse(DI(), reach)) continue;
-      // Compressed in registers: some processors are slow at doing it in memory.
-      hn::StoreU(hn::Compress(hn::Iota(DI(), static_cast<int32_t>(i)), reach), DI(), index + count);
-      count += static_cast<uint32_t>(hn::CountTrue(DI(), reach));
-    }
-    hn::StoreU(hn::Zero(DI()), DI(), index + count);
-    return count;
+    const int32_t middle = maxima.largest() / 2;
+    return maxima.bound(k, k + k / 8, 0, middle + 1, &reached);
   }
 
   // All `count` elements that are not 0, and as many of the first zeros as make k.
@@ -199,6 +509,12 @@ struct VectorSparse {
       }
     }
   }
+
+  static constexpr int32_t kNoGuess = 0x7fffffff;  // nothing reaches it
+  int32_t guess_ = kNoGuess;                       // a key that a few more than k are to reach
+  int32_t margin_ = 1 << 20;
+  alignas(64) int32_t maxima_[kMaxSparseBlock / 4];  // of quads
+  alignas(64) uint64_t marks_[kMaxSparseBlock / 64 + 1] = {};
 };
 
 void sparse_encode(const KernelCall& call) { run_sparse_encode<VectorSparse>(call); }

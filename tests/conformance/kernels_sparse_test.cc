@@ -298,6 +298,25 @@ TEST(KernelsSparse, TheLargestAreSentLowerIndicesFirstAndTheRestIsLeft) {
   }
 }
 
+// What is selected of a block is looked for where it was in the block before.
+TEST(KernelsSparse, BlocksOfAllScalesFollowEachOther) {
+  Random random(37);
+  const float scales[] = {1, 1.02f, 0.9f, 1e-3f, 1e30f, 0, 0, 1e-40f, 1, 1e38f, 1, 1, 1e-3f, 2};
+  for (const SparseSettings& s : all_settings()) {
+    const uint64_t n = std::size(scales) * uint64_t{s.block} - 3;
+    const Tensors t = tensors_of(s, {n});
+    std::vector<std::vector<float>> x = random.tensors(t.sizes);
+    for (uint64_t i = 0; i < n; ++i) x[0][i] *= scales[i / s.block];
+    F e(n);
+    for (const bool finite : {true, true, false}) {
+      if (!finite) random.sprinkle(&x[0]);
+      EncodeCase encode(s, t, x, e);
+      EXPECT_EQ(compare_on_all_targets(encode.work), "") << s.block << " " << s.k;
+      e = execute_reference(encode.work).as<float>(encode.e_at);
+    }
+  }
+}
+
 TEST(KernelsSparse, UndoTakesAnEncodingBack) {
   Random random(33);
   for (const SparseSettings& s : all_settings()) {
