@@ -163,6 +163,8 @@ class VectorSparse {
 
   void choose(const SparseBlock& b, const float* x, float* e, float rho, SparseChoice* s,
               uint32_t* flags) {
+    next_x_ = x + b.m + kAhead;
+    next_e_ = e + b.m + kAhead;
     if (b.m % kQuad == 0) {
       form_and_mark(x, e, rho, b.m, flags);
       return select(e, b.m, b.k, s);
@@ -328,6 +330,14 @@ class VectorSparse {
     return fold_sum(lanes);
   }
 
+  // Asks for lines of the next block while this one is selected.
+  HWY_INLINE void ask(uint32_t lines) {
+    for (uint32_t l = 0; l < lines; ++l, next_x_ += 16, next_e_ += 16) {
+      hwy::Prefetch(next_x_);
+      hwy::Prefetch(next_e_);
+    }
+  }
+
   // Elements from one that is read to what is asked for: the processor does not read on by itself
   // while a block is selected.
   static constexpr uint32_t kAhead = 1024;
@@ -385,10 +395,11 @@ class VectorSparse {
   }
 
   // Places of the marks, in order; behind them as many as make a vector, that are places of c.
-  HWY_INLINE void list_marks(uint32_t m, int32_t* index) const {
+  HWY_INLINE void list_marks(uint32_t m, int32_t* index) {
     uint32_t n = 0;
     for (uint32_t w = 0; w < (m + 63) / 64; ++w) {
       uint64_t word = marks_[w];
+      ask(1);
       const auto ones = static_cast<uint32_t>(hwy::PopCount(word));
       const auto first = static_cast<int32_t>(64 * w);
       for (uint32_t listed = 0;; listed += 4) {
@@ -432,6 +443,7 @@ class VectorSparse {
     SparseKeys near;
     near.count = count;
     for (uint32_t n = 0; n < count; n += kN) {
+      ask(2);
       const VF of_index = hn::GatherIndex(DF(), c, hn::Load(DI(), index + n));
       hn::Store(of_index, DF(), value + n);
       hn::Store(magnitudes(of_index), DI(), near.key + n);
@@ -513,6 +525,8 @@ class VectorSparse {
   static constexpr int32_t kNoGuess = 0x7fffffff;  // nothing reaches it
   int32_t guess_ = kNoGuess;                       // a key that a few more than k are to reach
   int32_t margin_ = 1 << 20;
+  const float* next_x_ = nullptr;  // asked for next
+  const float* next_e_ = nullptr;
   alignas(64) int32_t maxima_[kMaxSparseBlock / 4];  // of quads
   alignas(64) uint64_t marks_[kMaxSparseBlock / 64 + 1] = {};
 };
