@@ -197,6 +197,9 @@ def check_network(parser, options):
             parser.error(f"--hosts measures rows of its own: {name} does not go with it")
     if options.mtu is not None and (options.delay or options.loss):
         parser.error("--mtu: links with --delay or --loss have 1500")
+    for name, value in (("--timeline", options.timeline), ("--gap", options.gap)):
+        if options.ucx and value:
+            parser.error(f"--ucx is for rows and --beside-bulk: {name} does not go with it")
     for name, value in (("--timeline", options.timeline), ("--beside-bulk", options.beside_bulk), ("--gap", options.gap)):
         if value and (options.rows or options.peers != list(sides.PEERS)):
             parser.error(f"{name} measures no rows, and ours alone: neither --rows nor --peers go with it")
@@ -299,7 +302,7 @@ class Network:
         if isolation != "one host":
             ours = [sides.Ours(self.lab, *programs)]
             if options.ucx:
-                ours.append(sides.Ours(self.lab, *programs, name=sides.OVER_UCX, apart=True, SOTTO_TRANSPORT="ucx", UCX_TLS="tcp"))
+                ours.append(sides.over_ucx(self.lab, *programs))
                 ours[1].methods = ("fp32", "1bit")
             return ours
         tcp = sides.Ours(self.lab, *programs, name=sides.OVER_TCP, SOTTO_TRANSPORT="tcp")
@@ -489,13 +492,14 @@ def run_gap(options, isolation, results, short=False):
 
 def show_beside_bulk(options, isolation):
     with a_lab(options, options.rate, isolation) as lab:
-        ours = sides.Ours(lab, options.ranks, options.sotto_perf)
-        try:
-            ours.start()
-            say(f"{options.ranks} ranks, n = {options.n}; {lab.description}")
-            say(output.urgent_table(measure.urgent(ours, options.n, lab.bits_per_second)))
-        finally:
-            ours.stop()
+        for make in (sides.Ours, sides.over_ucx)[:2 if options.ucx else 1]:
+            ours = make(lab, options.ranks, options.sotto_perf)
+            try:
+                ours.start()
+                say(f"{ours.name}, {options.ranks} ranks, n = {options.n}; {lab.description}")
+                say(output.urgent_table(measure.urgent(ours, options.n, lab.bits_per_second)))
+            finally:
+                ours.stop()
 
 
 def draw(options):

@@ -182,6 +182,13 @@ class Ours(Side):
         return sum(formula(method, n, self.ranks // self._per_host, self._per_host, r) for r in range(first, first + self._per_host))
 
 
+OVER_UCX = "sotto ucx"  # ours over UCX's sockets, next to "sotto", which has its own
+
+
+def over_ucx(lab, ranks, sotto_perf):
+    return Ours(lab, ranks, sotto_perf, name=OVER_UCX, apart=True, SOTTO_TRANSPORT="ucx", UCX_TLS="tcp")
+
+
 def python_with_torch():
     """Raises Missing where there is none."""
     probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
@@ -250,7 +257,6 @@ def _mpich(lab, ranks, build):
 
 
 PEERS = {"gloo": _gloo, "openmpi": _openmpi(), "openmpi-ring": _openmpi(*RING), "mpich": _mpich}
-OVER_UCX = "sotto ucx"  # ours over UCX's sockets, next to "sotto", which has its own
 SHARDED = "sotto sharded"  # ours in two levels, next to "sotto", which has one
 OVER_TCP = "sotto tcp"  # ours on one host, next to "sotto", which has shared memory there
 EAGER = ("gloo", "1bit")  # operations of a framework on top of gloo's collectives: for row 15 alone

@@ -253,6 +253,7 @@ class Options(unittest.TestCase):
                             (("--plot", "x.svg"), "--json"), (("--gap", "10ms", "--timeline", "x"), "not allowed with"),
                             (("--short", "--beside-bulk"), "not allowed with"), (("--beside-bulk", "--rows", "10"), "--rows"),
                             (("--timeline", "x", "--json", "x"), "--json does not go with it"),
+                            (("--ucx", "--gap", "10ms"), "--gap does not go with it"), (("--ucx", "--timeline", "x"), "--timeline does not go with it"),
                             (("--timeline", "/nonexistent/x"), "/nonexistent")):
             self.assertIn(text, self.parse(*words))
 
