@@ -4,6 +4,8 @@
 #include <cstdlib>
 
 #include "tests/conformance/ucx_case.h"
+#include "transports/ucx/api.h"
+#include "transports/ucx/caps.h"
 
 namespace sotto::test {
 namespace {
@@ -36,6 +38,10 @@ TEST(UcxLibrary, TakesNoSignals) {
     ASSERT_EQ(sigaction(number, nullptr, &after), 0);
     EXPECT_EQ(before.sa_handler, after.sa_handler) << "signal " << number;
   }
+}
+
+TEST(UcxLibrary, PassesMessagesOfTheUsualSizeThroughSocketsInOnePiece) {
+  EXPECT_EQ(check(ucx::load(options_of_ucx().library))->socket_bytes, ucx::kCaps.segment_bytes);
 }
 
 TEST(UcxLibrary, WithoutATransportIsNamed) {

@@ -6,12 +6,20 @@
 
 #include "core/base/environment.h"
 #include "core/base/log.h"
+#include "transports/ucx/caps.h"
 
 namespace sotto::ucx {
 namespace {
 
 constexpr char kSoname[] = "libucp.so.0";
 constexpr unsigned kOldestMajor = 1, kOldestMinor = 13;
+
+// UCX's sockets take a message in pieces of so many bytes: a frame of the usual size is one piece,
+// with all headers around it.
+constexpr char kPieceName[] = "UCX_TCP_RX_SEG_SIZE", kPiece[] = "132k";
+static_assert(kCaps.segment_bytes == 128 * 1024);
+// What waits in a socket delays small messages behind it. The kernel doubles the number.
+constexpr char kBuffer[] = "128k";
 
 struct Opened {
   void* handle;
@@ -22,7 +30,9 @@ struct Opened {
 void* open_first(const char* path) {
   set_if_unset({{"UCX_HANDLE_ERRORS", "none"},
                 {"UCX_ERROR_SIGNALS", ""},
-                {"UCX_MEM_MMAP_HOOK_MODE", "none"}});
+                {"UCX_MEM_MMAP_HOOK_MODE", "none"},
+                {kPieceName, kPiece},
+                {"UCX_TCP_SNDBUF", kBuffer}});
   return dlopen(path, RTLD_NOW | RTLD_LOCAL);
 }
 
@@ -79,6 +89,9 @@ Result<std::shared_ptr<const Api>> load(const std::string& path) {
   }
   if (!missing.empty())
     return unsupported("UCX {} at {} lacks {}", api->version, api->path, missing);
+  const char* const piece = std::getenv(kPieceName);
+  if (piece != nullptr && std::string_view(piece) == kPiece)
+    api->socket_bytes = kCaps.segment_bytes;
   log(LogLevel::kInfo, "UCX {} from {} ({})", api->version, api->path, opened.how);
   return std::shared_ptr<const Api>(std::move(api));
 }

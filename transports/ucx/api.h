@@ -29,6 +29,8 @@ struct Api {
 #undef SOTTO_UCX_MEMBER
   std::string version;  // "1.13.1"
   std::string path;     // of the library that is bound
+  // Payloads up to this size pass UCX's sockets in one piece. 0: UCX is not set up so.
+  uint64_t socket_bytes = 0;
 
   // TRANSPORT with the call, what UCX may use, and UCX's text.
   Status failed(ucs_status_t status, const char* call) const;
@@ -40,7 +42,8 @@ struct Api {
 //
 // UCX reads variables when it is loaded. Where it was not loaded before, and the caller has not set
 // them, UCX_HANDLE_ERRORS, UCX_ERROR_SIGNALS and UCX_MEM_MMAP_HOOK_MODE are set, for this process,
-// so that it takes no signal of the process and patches no function of it.
+// so that it takes no signal of the process and patches no function of it, and UCX_TCP_RX_SEG_SIZE
+// and UCX_TCP_SNDBUF, for its sockets.
 Result<std::shared_ptr<const Api>> load(const std::string& path);
 
 }  // namespace sotto::ucx

@@ -25,19 +25,17 @@ MessageCarrier::MessageCarrier(std::shared_ptr<Endpoint> endpoint, std::string p
 
 MessageCarrier::~MessageCarrier() { close(); }
 
-void MessageCarrier::start(framed::FrameOwner& owner, const std::string& peer,
-                           bool /*small_only*/) {
+void MessageCarrier::start(framed::FrameOwner& owner, const std::string& peer, bool small_only) {
   owner_ = &owner;
   peer_ = peer;
+  small_only_ = small_only;
 }
 
 void MessageCarrier::close() {
   if (!std::exchange(open_, false)) return;
   worker_->remove(own_);
   end_transfers();
-  for (const Arrived& arrived : in_.waiting) {
-    if (arrived.data != nullptr) worker_->release(arrived.data);
-  }
+  for (const Arrived& arrived : in_.waiting) release(arrived);
   in_.waiting.clear();
   endpoint_.reset();
 }
@@ -49,7 +47,15 @@ void MessageCarrier::end_transfers() {
   for (void** request : {&out_.request, &in_.request, &taken_.request}) worker_->settle(*request);
 }
 
+void MessageCarrier::release(const Arrived& arrived) {
+  if (arrived.held) worker_->release(arrived.data);
+}
+
 void MessageCarrier::fail(const Status& why, bool damaged) {
+  if (in_take_) {
+    broken_ = {why, damaged};
+    return;
+  }
   close();
   owner_->on_broken(why, damaged);
 }
@@ -71,23 +77,42 @@ void MessageCarrier::drop_in() {
 
 // ---- Events
 
-void MessageCarrier::take(const Arrived& arrived) {
-  if (arrived.head.number == kTaken) {
-    taken_.came = true;
-  } else {
-    in_.waiting.push_back(arrived);
+// A frame whose turn it is goes to its place from where UCX has it. All others wait.
+bool MessageCarrier::take(Arrived arrived) {
+  if (arrived.head.number == kTaken) taken_.came = true;
+  if (arrived.head.number == kTaken || !broken_.why.ok()) return false;
+  if (arrived.rendezvous || arrived.head.number != in_.frames || in_.frame || owner_ == nullptr ||
+      worker_->settling()) {
+    const bool held = arrived.held;
+    if (!held && arrived.bytes > 0) {
+      arrived.own = std::make_unique_for_overwrite<uint8_t[]>(arrived.bytes);
+      std::memcpy(arrived.own.get(), arrived.data, arrived.bytes);
+      arrived.data = arrived.own.get();
+    }
+    in_.waiting.push_back(std::move(arrived));
+    return held;
   }
+  arrived.held = false;
+  ++in_.frames;
+  in_take_ = true;
+  if (begin(arrived)) finish_frame();
+  in_take_ = false;
+  return false;
 }
 
 bool MessageCarrier::due() const {
   if (owner_ == nullptr) return false;
-  return more_ || (in_.frame && worker_->ended(in_.request)) ||
+  return more_ || !broken_.why.ok() || (in_.frame && worker_->ended(in_.request)) ||
          (out_.request != nullptr && worker_->ended(out_.request)) || !endpoint_->lost().ok();
 }
 
 bool MessageCarrier::serve() {
   (void)worker_->look_at(taken_.request);
   if (owner_ == nullptr) return false;
+  if (!broken_.why.ok()) {
+    fail(broken_.why, broken_.damaged);
+    return true;
+  }
   more_ = false;
   const bool received = receive();
   bool sent = false;
@@ -123,7 +148,7 @@ bool MessageCarrier::receive() {
     const auto next = std::ranges::find_if(
         in_.waiting, [&](const Arrived& arrived) { return arrived.head.number == in_.frames; });
     if (next == in_.waiting.end()) break;
-    const Arrived arrived = *next;
+    const Arrived arrived = std::move(*next);
     in_.waiting.erase(next);
     ++in_.frames;
     moved = true;
@@ -139,10 +164,8 @@ bool MessageCarrier::begin(const Arrived& arrived) {
   if (refused.ok() && header->payload_bytes != arrived.bytes) {
     refused = error(Code::kProtocol, "{} came with {} bytes", describe(*header), arrived.bytes);
   }
-  if (refused.ok() && arrived.bytes > 0 && arrived.data == nullptr)
-    refused = error(Code::kInternal, "UCX keeps no data of {}", describe(*header));
   if (!refused.ok()) {
-    if (arrived.data != nullptr) worker_->release(arrived.data);
+    release(arrived);
     fail(refused.with_prefix(fmt::format("from {}", peer_)), true);
     return false;
   }
@@ -155,7 +178,7 @@ bool MessageCarrier::begin(const Arrived& arrived) {
   } else {
     if (open_ && in_.place != nullptr && arrived.bytes > 0)
       std::memcpy(in_.place, arrived.data, arrived.bytes);
-    if (arrived.data != nullptr) worker_->release(arrived.data);
+    release(arrived);
   }
   return settle(place.status());
 }
@@ -191,7 +214,7 @@ void MessageCarrier::say_taken() {
 // Whether the carrier goes on after a call of the owner.
 bool MessageCarrier::settle(const Status& status) {
   if (open_ && !status.ok()) fail(status, false);
-  return open_;
+  return open_ && broken_.why.ok();
 }
 
 // ---- Sending
@@ -219,7 +242,8 @@ bool MessageCarrier::finish_send() {
 bool MessageCarrier::send() {
   uint64_t bytes = 0;
   in_send_ = true;
-  while (open_ && endpoint_->connected() && out_.request == nullptr) {
+  while (open_ && endpoint_->connected() && out_.request == nullptr &&
+         (small_only_ || endpoint_->turn_of(this))) {
     if (bytes >= kTurnBytes) {
       more_ = true;
       break;
@@ -242,6 +266,9 @@ bool MessageCarrier::send() {
     }
   }
   in_send_ = false;
+  const bool waits =
+      open_ && out_.request != nullptr && endpoint_->in_one_piece(out_.frame.header.payload_bytes);
+  if (open_ && !waits) endpoint_->end_turn(this);
   return bytes > 0;
 }
 

@@ -1,8 +1,9 @@
 // Active messages to one peer as a carrier of frames: one in flight in each direction, so that a
 // peer has several. A payload travels from the sender's memory to its place, by a rendezvous of
-// UCX's if it is long.
+// UCX's if it is long and does not pass a socket in one piece.
 //
-// UCX orders nothing: messages are numbered, and one that comes early waits.
+// UCX orders nothing: messages are numbered, and one that comes early waits. All others are taken
+// where UCX has them, inside of its callback, in which the carrier cannot end.
 //
 // Threads: the driving thread.
 #pragma once
@@ -59,6 +60,11 @@ class MessageCarrier final : public framed::FrameCarrier, private Receiver {
     void* request = nullptr;
     bool bye = false;
   };
+  // Why the carrier has to end, found inside of take.
+  struct Broken {
+    Status why;
+    bool damaged = false;
+  };
   // To a bye.
   struct Answer {
     Head head;  // of the own one
@@ -66,7 +72,7 @@ class MessageCarrier final : public framed::FrameCarrier, private Receiver {
     bool came = false;  // the peer's
   };
 
-  void take(const Arrived& arrived) override;
+  bool take(Arrived arrived) override;
   bool due() const override;
   bool serve() override;
 
@@ -78,6 +84,7 @@ class MessageCarrier final : public framed::FrameCarrier, private Receiver {
   bool finish_send();
   bool send();
   void end_transfers();
+  void release(const Arrived& arrived);
   void fail(const Status& why, bool damaged);
 
   std::shared_ptr<Endpoint> endpoint_;  // null: closed
@@ -87,10 +94,13 @@ class MessageCarrier final : public framed::FrameCarrier, private Receiver {
   std::string peer_;
   bool open_ = true;
   bool in_send_ = false;
+  bool in_take_ = false;
+  bool small_only_ = false;
   bool more_ = false;  // stopped for the sake of other carriers
   Sending out_;
   Receiving in_;
   Answer taken_;
+  Broken broken_;
 };
 
 }  // namespace sotto::ucx

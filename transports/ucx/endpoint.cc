@@ -43,9 +43,9 @@ void Endpoint::make() {
   request_ = send(greeting_, nullptr, 0);
 }
 
-void Endpoint::take(const Arrived& arrived) {
-  if (arrived.data != nullptr) worker_->release(arrived.data);
+bool Endpoint::take(Arrived /*arrived*/) {
   greeted_ = news_ = true;
+  return false;
 }
 
 // True: messages can go.
@@ -86,8 +86,31 @@ void* Endpoint::send(const Head& head, const void* data, uint64_t bytes) {
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_MEMORY_TYPE;
   param.memory_type = UCS_MEMORY_TYPE_HOST;
+  if (in_one_piece(bytes)) {
+    param.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
+    param.flags = UCP_AM_SEND_FLAG_EAGER;
+  }
   return worker_->api().ucp_am_send_nbx(endpoint_, kMessageId, &head, sizeof head, data, bytes,
                                         &param);
+}
+
+bool Endpoint::turn_of(const void* carrier) {
+  if (!over_socket()) return true;
+  if (turn_ == nullptr) turn_ = carrier;
+  return turn_ == carrier;
+}
+
+bool Endpoint::in_one_piece(uint64_t bytes) {
+  return bytes > 0 && bytes <= worker_->api().socket_bytes && over_socket();
+}
+
+bool Endpoint::over_socket() {
+  if (!over_socket_) {
+    const std::string all = lanes();
+    over_socket_ = worker_->api().socket_bytes > 0 && all.starts_with("tcp/") &&
+                   all.find(' ') == std::string::npos;
+  }
+  return *over_socket_;
 }
 
 std::string Endpoint::lanes() const {

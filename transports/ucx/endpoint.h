@@ -9,6 +9,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "transports/ucx/worker.h"
@@ -44,6 +45,15 @@ class Endpoint final : private Receiver, private LossListener {
   // Sends one message, once made. head and data stay where they are until the request has ended
   // (Worker::look_at). Null: it has.
   void* send(const Head& head, const void* data, uint64_t bytes);
+  // A payload of this size passes a socket of UCX's in one piece. It is sent so: a rendezvous would
+  // cost messages, and saves no copy there. Its receive is posted, or it has credit.
+  bool in_one_piece(uint64_t bytes);
+  // Over a socket one carrier at a time sends such payloads, until its turn ends: more of them
+  // would wait in UCX, and small messages behind them.
+  bool turn_of(const void* carrier);
+  void end_turn(const void* carrier) {
+    if (turn_ == carrier) turn_ = nullptr;
+  }
   // Ends all transfers, whose requests then have to be settled. Nothing can be sent any more.
   void drop();
 
@@ -52,9 +62,10 @@ class Endpoint final : private Receiver, private LossListener {
 
  private:
   bool begins() const { return rank_ < peer_; }
+  bool over_socket();
   void make();
 
-  void take(const Arrived& arrived) override;
+  bool take(Arrived arrived) override;
   bool due() const override { return news_ && !address_.empty(); }
   bool serve() override;
   void lost(ucs_status_t why) override;
@@ -66,7 +77,9 @@ class Endpoint final : private Receiver, private LossListener {
   ucp_ep_h endpoint_ = nullptr;  // null: not made, or closed
   void* request_ = nullptr;      // of the greeting
   bool used_ = false, greeted_ = false, closed_ = false;
-  bool news_ = false;  // a greeting has come that was not looked at
+  bool news_ = false;                // a greeting has come that was not looked at
+  std::optional<bool> over_socket_;  // one of UCX's sockets is the only way
+  const void* turn_ = nullptr;       // the carrier whose it is; null: anyone's
   Status lost_;
 };
 

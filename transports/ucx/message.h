@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "core/wire/frame.h"
 
@@ -31,9 +32,11 @@ constexpr uint64_t number_for(int32_t rank, uint64_t carrier) {
 
 struct Arrived {
   Head head;
-  void* data = nullptr;  // UCX's, until it is received or released; null: no payload
+  void* data = nullptr;  // null: no payload
   uint64_t bytes = 0;
-  bool rendezvous = false;  // data has to be fetched from the sender
+  bool rendezvous = false;         // data has to be fetched from the sender
+  bool held = false;               // data is UCX's, until it is received or released
+  std::unique_ptr<uint8_t[]> own;  // where data is, if it was copied
 };
 
 }  // namespace sotto::ucx

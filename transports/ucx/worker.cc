@@ -54,7 +54,7 @@ Status Worker::open() {
   handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
                        UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
   handler.id = kMessageId;
-  handler.flags = UCP_AM_FLAG_WHOLE_MSG | UCP_AM_FLAG_PERSISTENT_DATA;
+  handler.flags = UCP_AM_FLAG_WHOLE_MSG;
   handler.cb = on_message;
   handler.arg = this;
   if (const ucs_status_t got = api().ucp_worker_set_am_recv_handler(worker_, &handler);
@@ -107,11 +107,10 @@ ucs_status_t Worker::on_message(void* self, const void* header, size_t header_by
   if (found == worker.receivers_.end()) return UCS_OK;
   arrived.rendezvous = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
   arrived.bytes = bytes;
-  const bool stays =
+  arrived.data = bytes > 0 ? data : nullptr;
+  arrived.held =
       bytes > 0 && (param->recv_attr & (UCP_AM_RECV_ATTR_FLAG_DATA | UCP_AM_RECV_ATTR_FLAG_RNDV));
-  if (stays) arrived.data = data;
-  found->second->take(arrived);
-  return stays ? UCS_INPROGRESS : UCS_OK;
+  return found->second->take(std::move(arrived)) ? UCS_INPROGRESS : UCS_OK;
 }
 
 void Worker::on_lost(void* self, ucp_ep_h endpoint, ucs_status_t status) {
@@ -146,16 +145,18 @@ ucs_status_t Worker::look_at(void*& request) const {
 
 void Worker::settle(void*& request) {
   const Deadline end = Deadline::in_us(poller_->clock(), kEndUs);
+  const bool outer = std::exchange(settling_, true);
   while (look_at(request) == UCS_INPROGRESS) {
     if (end.passed(poller_->clock())) {
       log(LogLevel::kError,
           "UCX has not ended a transfer {} s after its endpoint was closed by force, and may still "
           "access the memory of it",
           kEndUs / 1'000'000);
-      return;
+      break;
     }
     progress();
   }
+  settling_ = outer;
 }
 
 // ---- Polling

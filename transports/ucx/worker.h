@@ -3,8 +3,7 @@
 // between the same two workers are taken for each other by UCX 1.13. UCX's functions are called
 // here and in Endpoint alone.
 //
-// UCX's callbacks put what they bring aside. It is looked at when ucp_worker_progress has returned,
-// since that function may not be called inside of itself.
+// UCX's callbacks may not call ucp_worker_progress, inside of which they are.
 //
 // Threads: the driving thread.
 #pragma once
@@ -27,7 +26,9 @@ namespace sotto::ucx {
 class Receiver {
  public:
   virtual ~Receiver() = default;
-  virtual void take(const Arrived& arrived) = 0;
+  // Called inside of ucp_worker_progress, so without Worker::settle. Data that is not held is gone
+  // on return. True: held data stays.
+  virtual bool take(Arrived arrived) = 0;
   // There is something to do without an event.
   virtual bool due() const = 0;
   // Goes on with what has arrived and ended. True: something moved.
@@ -98,6 +99,7 @@ class Worker final : public Served {
   // Drives UCX until the request, whose endpoint was dropped, has ended, for a second at most. What
   // it brings meanwhile is put aside.
   void settle(void*& request);
+  bool settling() const { return settling_; }
 
  private:
   static ucs_status_t on_message(void* self, const void* header, size_t header_bytes, void* data,
@@ -115,6 +117,7 @@ class Worker final : public Served {
   std::vector<Receiver*> served_;                      // null: removed inside serve
   std::map<ucp_ep_h, LossListener*> endpoints_;        // that are open
   bool serving_ = false;
+  bool settling_ = false;
 };
 
 }  // namespace sotto::ucx
