@@ -37,6 +37,7 @@ void MessageCarrier::close() {
   end_transfers();
   for (const Arrived& arrived : in_.waiting) release(arrived);
   in_.waiting.clear();
+  endpoint_->end_turn(this);
   endpoint_.reset();
 }
 
@@ -102,7 +103,8 @@ bool MessageCarrier::take(Arrived arrived) {
 
 bool MessageCarrier::due() const {
   if (owner_ == nullptr) return false;
-  return more_ || !broken_.why.ok() || (in_.frame && worker_->ended(in_.request)) ||
+  return more_ || !broken_.why.ok() || (wants_turn_ && endpoint_->turn_is_free()) ||
+         (in_.frame && worker_->ended(in_.request)) ||
          (out_.request != nullptr && worker_->ended(out_.request)) || !endpoint_->lost().ok();
 }
 
@@ -239,11 +241,15 @@ bool MessageCarrier::finish_send() {
   return true;
 }
 
+bool MessageCarrier::takes_turn() {
+  wants_turn_ = !small_only_ && !endpoint_->turn_of(this);
+  return !wants_turn_;
+}
+
 bool MessageCarrier::send() {
   uint64_t bytes = 0;
   in_send_ = true;
-  while (open_ && endpoint_->connected() && out_.request == nullptr &&
-         (small_only_ || endpoint_->turn_of(this))) {
+  while (open_ && endpoint_->connected() && out_.request == nullptr && takes_turn()) {
     if (bytes >= kTurnBytes) {
       more_ = true;
       break;

@@ -82,6 +82,7 @@ class MessageCarrier final : public framed::FrameCarrier, private Receiver {
   bool settle(const Status& status);
   void say_taken();
   bool finish_send();
+  bool takes_turn();
   bool send();
   void end_transfers();
   void release(const Arrived& arrived);
@@ -96,7 +97,8 @@ class MessageCarrier final : public framed::FrameCarrier, private Receiver {
   bool in_send_ = false;
   bool in_take_ = false;
   bool small_only_ = false;
-  bool more_ = false;  // stopped for the sake of other carriers
+  bool wants_turn_ = false;  // it was another carrier's
+  bool more_ = false;        // stopped for the sake of other carriers
   Sending out_;
   Receiving in_;
   Answer taken_;

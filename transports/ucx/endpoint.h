@@ -51,6 +51,7 @@ class Endpoint final : private Receiver, private LossListener {
   // Over a socket one carrier at a time sends such payloads, until its turn ends: more of them
   // would wait in UCX, and small messages behind them.
   bool turn_of(const void* carrier);
+  bool turn_is_free() const { return turn_ == nullptr; }
   void end_turn(const void* carrier) {
     if (turn_ == carrier) turn_ = nullptr;
   }
