@@ -163,6 +163,9 @@ def test_states_that_do_not_fit_change_nothing():
         assert equal([p for g in other.param_groups for p in g["params"]], values(model()))
         with pytest.raises(sotto.InvalidArgumentError, match=r'"sotto" of the state is no entry'):
             outer.load_state_dict(INNER["sgd"](model().parameters()).state_dict())
+        for entry, found in ((1, "is 1, it"), ({"kind": "Adam"}, "is 'Adam', it")):
+            with pytest.raises(sotto.InvalidArgumentError, match=found):
+                outer.load_state_dict({**state, "sotto": entry})
         smaller = st.Outer(INNER["sgd"](net[0].parameters()), comm=comm, **MEAN)
         with pytest.raises(sotto.InvalidArgumentError, match='"param2" .* only in the state'):
             smaller.load_state_dict(state)

@@ -82,9 +82,10 @@ def _with_inner(optimizer: Outer, state: Mapping[str, Any], rank: int) -> dict[s
 
 def load(optimizer: Outer, state: Mapping[str, Any]) -> None:
     """See Outer.load_state_dict()."""
-    saved = state.get("sotto")
-    if saved is None or saved.get("kind") != optimizer._kind:
-        found = "no entry" if saved is None else f"{saved.get('kind')!r}"
+    saved: Any = state.get("sotto")
+    is_entry = isinstance(saved, Mapping)
+    if not is_entry or saved.get("kind") != optimizer._kind:
+        found = "no entry" if saved is None else repr(saved.get("kind") if is_entry else saved)
         raise InvalidArgumentError(
             f'the kind in the entry "sotto" of the state is {found}, it has to be '
             f"{optimizer._kind!r}: it was not made by a sotto.torch.Outer"
