@@ -75,31 +75,53 @@ void codec_topk(const Options& options, std::vector<Measurement>* out) {
   Workload other(options, options.simd);
   float* x = other.random(n, 6);
   float* y = other.random(n, 7);
+  constexpr float kFactor = 0.999f;
   for (const uint32_t k : {64u, 128u}) {
     Sparse ours(options, options.simd, k, n);
     for (uint32_t r = 0; r < kMostRanks; ++r) ours.encode(r);
     Case work;
-    work.row = 35;
+    work.row = 31;
     work.benchmark = "codec_topk";
-    work.yardstick_name = "axpy";
     work.n = n;
-    work.yardstick = [&] {
-      in_shares(options, n, [&](uint64_t i, uint64_t m) { axpy_in_place(1e-3f, x + i, y + i, m); });
-    };
     work.error = check(options, k);
     const double payload = static_cast<double>(ours.bytes) / static_cast<double>(n);
     const auto run = [&](std::string variant, double bytes, double target,
                          std::function<void()> call) {
       work.variant = std::move(variant);
       work.bytes_per_element = bytes;
-      work.share = bytes / 12;
       work.target = target;
       work.ours = std::move(call);
       measure_into(work, options, out);
     };
+    work.yardstick_name = "axpy";
+    work.yardstick = [&] {
+      in_shares(options, n, [&](uint64_t i, uint64_t m) { axpy_in_place(1e-3f, x + i, y + i, m); });
+    };
+    work.share = 1 + payload / 12;
     run(fmt::format("encode, k {}", k), 12 + payload, k == 64 ? 1.5 : 1.75, [&] { ours.encode(); });
+    // The anchor moves by the mean, and parameters become the anchor (T3): next to what is left of
+    // that where nothing has to be decoded.
+    work.yardstick_name = "a *= c, x = a";
+    work.yardstick = [&] {
+      in_shares(options, n,
+                [&](uint64_t i, uint64_t m) { move_and_copy(kFactor, nullptr, y + i, x + i, m); });
+    };
+    work.share = 1;
     for (const uint32_t ranks : {2u, 8u}) {
-      run(fmt::format("mean, k {}, W = {}", k, ranks), 4 + ranks * payload, ranks == 2 ? 1.35 : 1.7,
+      run(fmt::format("apply, k {}, W = {}", k, ranks), 20 + ranks * payload,
+          ranks == 2 ? 1.35 : 1.7, [&, ranks] {
+            ours.mean(ranks);
+            in_shares(options, n, [&](uint64_t i, uint64_t m) {
+              move_and_copy(kFactor, ours.y + i, y + i, x + i, m);
+            });
+          });
+    }
+    work.yardstick_name = "NT fill";
+    work.yardstick = [&] {
+      in_shares(options, n, [&](uint64_t i, uint64_t m) { fill_streaming(1, y + i, m); });
+    };
+    for (const uint32_t ranks : {2u, 8u}) {
+      run(fmt::format("mean, k {}, W = {}", k, ranks), 4 + ranks * payload, 0,
           [&, ranks] { ours.mean(ranks); });
     }
   }

@@ -40,6 +40,25 @@ void fill(float value, float* y, uint64_t n) {
   hwy::FlushStream();
 }
 
+template <bool kAdds>
+void move(float c, const float* y, float* a, float* x, uint64_t n) {
+  const DF d;
+  const size_t lanes = hn::Lanes(d);
+  const auto factor = hn::Set(d, c);
+  uint64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    auto moved = hn::Mul(factor, hn::LoadU(d, a + i));
+    if constexpr (kAdds) moved = hn::Add(moved, hn::LoadU(d, y + i));
+    hn::StoreU(moved, d, a + i);
+    hn::StoreU(moved, d, x + i);
+  }
+  for (; i < n; ++i) x[i] = a[i] = c * a[i] + (kAdds ? y[i] : 0);
+}
+
+void move_or_scale(float c, const float* y, float* a, float* x, uint64_t n) {
+  y == nullptr ? move<false>(c, y, a, x, n) : move<true>(c, y, a, x, n);
+}
+
 void adam_traffic(const float* g, float* m, float* v, float* p, uint64_t n) {
   const DF d;
   const size_t lanes = hn::Lanes(d);
@@ -69,12 +88,16 @@ namespace sotto::perf {
 
 HWY_EXPORT(axpy);
 HWY_EXPORT(fill);
+HWY_EXPORT(move_or_scale);
 HWY_EXPORT(adam_traffic);
 
 void axpy_in_place(float a, const float* x, float* y, uint64_t n) {
   HWY_DYNAMIC_DISPATCH(axpy)(a, x, y, n);
 }
 void fill_streaming(float value, float* y, uint64_t n) { HWY_DYNAMIC_DISPATCH(fill)(value, y, n); }
+void move_and_copy(float c, const float* y, float* a, float* x, uint64_t n) {
+  HWY_DYNAMIC_DISPATCH(move_or_scale)(c, y, a, x, n);
+}
 void four_loads_three_stores(const float* g, float* m, float* v, float* p, uint64_t n) {
   HWY_DYNAMIC_DISPATCH(adam_traffic)(g, m, v, p, n);
 }
