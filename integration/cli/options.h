@@ -58,8 +58,10 @@ inline constexpr std::array<Unit, 4> kRates = {
     {{"bit", 1e-6}, {"kbit", 1e-3}, {"mbit", 1}, {"gbit", 1e3}}};
 inline constexpr std::array<Unit, 4> kTimes = {{{"ns", 1e-6}, {"us", 1e-3}, {"ms", 1}, {"s", 1e3}}};
 
+enum class Least { kZero, kAboveZero };
+
 // "100mbit": a transform to the number in the unit with factor 1.
-inline CLI::Validator quantity_in(const std::array<Unit, 4>& units) {
+inline CLI::Validator quantity_in(const std::array<Unit, 4>& units, Least least) {
   std::string words;
   for (const Unit& unit : units) words += (words.empty() ? "" : ", ") + std::string(unit.word);
   const auto check = [=](std::string& text) {
@@ -67,15 +69,15 @@ inline CLI::Validator quantity_in(const std::array<Unit, 4>& units) {
     const char* const end = text.data() + text.size();
     const auto [stop, failed] = std::from_chars(text.data(), end, value);
     for (const Unit& unit : units) {
-      if (failed != std::errc() || !std::isfinite(value) ||
-          std::string_view(stop, end) != unit.word)
+      if (failed != std::errc() || !std::isfinite(value) || value < 0 ||
+          (value == 0 && least == Least::kAboveZero) || std::string_view(stop, end) != unit.word)
         continue;
       char number[32];
       text.assign(number, std::to_chars(number, std::end(number), value * unit.factor).ptr);
       return std::string();
     }
-    return "found " + text + ", allowed is a number and one of " + words + " behind it: 2.5" +
-           std::string(units[2].word);
+    return "found " + text + ", allowed is a number " + (least == Least::kZero ? ">= 0" : "> 0") +
+           " and one of " + words + " behind it: 2.5" + std::string(units[2].word);
   };
   return {check, ""};
 }

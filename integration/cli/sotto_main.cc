@@ -29,13 +29,13 @@ CLI::App* add_plan(CLI::App* app, PlanArguments* arguments) {
   plan->add_option("--bandwidth", arguments->bandwidth_mbit,
                    "Of a rank's link, in each direction: 100mbit, 2.5gbit")
       ->required()
-      ->transform(sotto_cli::quantity_in(sotto_cli::kRates));
+      ->transform(sotto_cli::quantity_in(sotto_cli::kRates, sotto_cli::Least::kAboveZero));
   plan->add_option("--latency", arguments->latency_ms, "One way: 0.1ms, 25ms")
       ->required()
-      ->transform(sotto_cli::quantity_in(sotto_cli::kTimes));
+      ->transform(sotto_cli::quantity_in(sotto_cli::kTimes, sotto_cli::Least::kZero));
   plan->add_option("--step-time", arguments->step_ms, "An inner step: 80ms, 1.2s")
       ->required()
-      ->transform(sotto_cli::quantity_in(sotto_cli::kTimes));
+      ->transform(sotto_cli::quantity_in(sotto_cli::kTimes, sotto_cli::Least::kAboveZero));
   plan->add_option("--params", arguments->params,
                    "Parameters of the model, or of each of its tensors, separated by commas "
                    "(fragments are made of tensors)")

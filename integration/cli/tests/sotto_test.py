@@ -227,23 +227,22 @@ class Plan(unittest.TestCase):
         self.assertAlmostEqual(gbit["link"]["latency_ms"], 0.007)
 
     def test_errors(self):
-        for changed, text in (
-            (("--step-time", "0ms"), "step_ms: found 0.0, allowed is a number > 0 (an inner step, in milliseconds)"),
-            (("--params", "0"), "params: found 0, allowed is a whole number >= 1 and <= 17179869184 (elements)"),
-        ):
-            done = self.plan('{}', *changed)
-            self.assertEqual((done.returncode, done.stdout), (1, ""), changed)
-            self.assertIn(text, done.stderr)
+        done = self.plan('{}', "--params", "0")
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertIn("params: found 0, allowed is a whole number >= 1 and <= 17179869184 (elements)", done.stderr)
         done = self.plan(LAMB)
         self.assertEqual((done.returncode, done.stdout), (1, ""))
         self.assertIn("sotto.outer: missing", done.stderr)
         done = self.plan('{"fragments": 3, "period": 3}')
         self.assertIn("sotto.outer.fragments: found 3 fragments, allowed is at most the number of tensors, 1", done.stderr)
         for name, value, allowed in (
-            ("--bandwidth", "100", "a number and one of bit, kbit, mbit, gbit behind it: 2.5mbit"),
-            ("--latency", "1 ms", "a number and one of ns, us, ms, s behind it: 2.5ms"),
-            ("--step-time", "fast", "a number and one of ns, us, ms, s behind it: 2.5ms"),
-            ("--latency", "infms", "a number and one of ns, us, ms, s behind it: 2.5ms"),
+            ("--bandwidth", "100", "a number > 0 and one of bit, kbit, mbit, gbit behind it: 2.5mbit"),
+            ("--bandwidth", "0mbit", "a number > 0 and one of bit, kbit, mbit, gbit behind it: 2.5mbit"),
+            ("--latency", "1 ms", "a number >= 0 and one of ns, us, ms, s behind it: 2.5ms"),
+            ("--latency", "-1ms", "a number >= 0 and one of ns, us, ms, s behind it: 2.5ms"),
+            ("--step-time", "fast", "a number > 0 and one of ns, us, ms, s behind it: 2.5ms"),
+            ("--step-time", "0ms", "a number > 0 and one of ns, us, ms, s behind it: 2.5ms"),
+            ("--latency", "infms", "a number >= 0 and one of ns, us, ms, s behind it: 2.5ms"),
             ("--ranks", "0", "a whole number from 1 to 1024"),
             ("--params", "-3", "a whole number >= 0"),
             ("--params", "5,-3", "a whole number >= 0"),
