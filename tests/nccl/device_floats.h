@@ -30,18 +30,22 @@ class DeviceFloats {
   sotto_call call() const {
     return call_with([this](sotto_call& c) { c.stream = stream_; });
   }
-  void write(float value) {
-    const std::vector<float> host(n_, value);
+  void write(float value) { write(std::vector<float>(n_, value)); }
+  void write(const std::vector<float>& host) {
     require(
         cudaMemcpyAsync(data_, host.data(), n_ * 4, cudaMemcpyHostToDevice, stream_) == cudaSuccess,
         "copy");
   }
-  void expect(float value, const char* what) const {
+  // Behind all work of the stream.
+  std::vector<float> read() const {
     std::vector<float> host(n_);
     require(
         cudaMemcpyAsync(host.data(), data_, n_ * 4, cudaMemcpyDeviceToHost, stream_) == cudaSuccess,
         "copy back");
-    for (const float x : host) require(x == value, what);
+    return host;
+  }
+  void expect(float value, const char* what) const {
+    for (const float x : read()) require(x == value, what);
   }
 
  private:

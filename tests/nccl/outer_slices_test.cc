@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/hash.h"
 #include "tests/nccl/device_floats.h"
 #include "tests/ranks/capi_outer_model.h"
 #include "tests/support/temp_dir.h"
@@ -95,11 +96,13 @@ SOTTO_RANK_MAIN(nccl_outer_slices) {
   return 0;
 }
 
-std::vector<std::string> messages_of(const char* main, const std::string& outer = "") {
+std::vector<std::string> messages_of(const char* main, const std::string& outer = "",
+                                     const std::string& transport = "nccl") {
   const TempDir directory;
   Processes ranks(main, 2,
                   {.argument = directory.path(),
-                   .environment = {"SOTTO_TRANSPORT=nccl", "TEST_OUTER=" + outer}});
+                   .environment = {"SOTTO_TRANSPORT=" + transport, "TEST_OUTER=" + outer,
+                                   "FAKE_NCCL_MAX_DELAY_US=200"}});
   std::vector<std::string> texts;
   for (int rank = 0; rank < 2; ++rank) texts.push_back(ranks.message(rank));
   ranks.wait_all();
@@ -136,6 +139,36 @@ TEST(NcclOuterSlices, GoAtOnceWhereTheNextStepConsumes) {
   for (const std::string& text : messages_of("nccl_outer_slices", R"("period": 8, "delay": 1)"))
     EXPECT_THAT(text, HasSubstr("| inner slice slice slice slice slice slice slice slice inner | "
                                 "inner inner | "));
+}
+
+// What each rank's parameters become in 13 steps, some of them beside averages.
+SOTTO_RANK_MAIN(nccl_outer_slices_bits) {
+  Training t(self, std::getenv("TEST_OUTER"));
+  std::vector<float> x = t.x.read();
+  uint32_t random = 7 + static_cast<uint32_t>(self.rank);
+  for (int k = 0; k < 13; ++k) {
+    for (float& value : x) {
+      random = random * 1664525 + 1013904223;
+      value += static_cast<float>(random >> 8) * 1e-9f;
+    }
+    t.x.write(x);
+    t.step();
+    x = t.x.read();
+  }
+  t.flush();
+  x = t.x.read();
+  self.say(std::to_string(hash64(x.data(), x.size() * 4)));
+  t.leave();
+  return 0;
+}
+
+TEST(NcclOuterSlices, LeaveTheBitsOfOtherTransports) {
+  for (const char* outer :
+       {R"("period": 6)", R"("period": 6, "delay": 4, "codec": "int8", "dense_rounds": 0)"}) {
+    const std::vector<std::string> bits = messages_of("nccl_outer_slices_bits", outer);
+    EXPECT_EQ(bits[0], bits[1]) << outer;
+    EXPECT_EQ(messages_of("nccl_outer_slices_bits", outer, "tcp"), bits) << outer;
+  }
 }
 
 // Rank 0 exports its state while slices are kept back on all ranks, and does not wait for them.
