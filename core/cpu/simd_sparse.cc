@@ -416,9 +416,10 @@ class VectorSparse {
 
   // Distance of the next guess from the k-th largest key, which `wanted` elements are to reach.
   static HWY_INLINE int32_t adapted(int32_t margin, uint32_t count, uint32_t k, uint32_t wanted) {
-    if (count < k) return std::min(margin * 2, 1 << 24);
-    if (count > 2 * wanted) return std::max(margin / 2, 16);
-    return count < wanted ? margin + margin / 16 : margin - margin / 16;
+    int32_t next = count < wanted ? margin + margin / 16 : margin - margin / 16;
+    if (count < k) next = margin * 2;
+    if (count > 2 * wanted) next = margin / 2;
+    return std::clamp(next, 16, 1 << 24);
   }
 
   HWY_INLINE void select(const float* c, uint32_t m, uint32_t k, SparseChoice* s) {
