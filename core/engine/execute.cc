@@ -118,8 +118,10 @@ void Executor::input_arrived(Op& op, const Handover& item) {
 // else when it is done.
 void Executor::open_input(Op& op, uint32_t input, EventId event) {
   const uint32_t step = op.plan().awaits[input];
-  const int64_t now = clock_.now_ns();
-  op.stats_.kept_back_ns += now - Scheduler::keeps_back_since(op, now);
+  if (!op.plan().slice_steps.empty()) {
+    const int64_t now = clock_.now_ns();
+    op.stats_.kept_back_ns += now - Scheduler::keeps_back_since(op, now);
+  }
   Scheduler::issued(op, step);
   if (event != 0) queues_.arrives(op, step, event);
   if (event != 0 && another_needs_device(channels_, op)) {

@@ -75,16 +75,15 @@ class Lowering {
     }
   }
 
-  const LinkTarget& link_to(int32_t peer) const {
-    const size_t link = target_.link_of.empty() ? 0 : target_.link_of[static_cast<size_t>(peer)];
-    return target_.links[link];
+  uint8_t link_to(int32_t peer) const {
+    return target_.link_of.empty() ? 0 : target_.link_of[static_cast<size_t>(peer)];
   }
 
   // The inputs that let slices of messages go, if any link keeps them back.
   Status keep_slices_back() {
     const auto by_order = [this](const Step& step) {
       return step.message() != nullptr &&
-             link_to(step.message()->peer).matching == Matching::kByOrder;
+             target_.links[link_to(step.message()->peer)].matching == Matching::kByOrder;
     };
     sliced_ = slices_.count() > 1 && std::ranges::any_of(in_.steps, by_order);
     if (!sliced_) return ok_status();
@@ -294,8 +293,7 @@ class Lowering {
     if (message.elided_anti_dependency != kNoStep) {  // the send, behind its staging
       message.elided_anti_dependency = first_[message.elided_anti_dependency + 1] - 1;
     }
-    if (!target_.link_of.empty())
-      message.lowered.link = target_.link_of[static_cast<size_t>(message.peer)];
+    message.lowered.link = link_to(message.peer);
     const bool stream_ordered = on_lane(*plan_, step);
     // Where a stream-ordered link queues messages: one lane for all of a root comm, so that ranks
     // issue them in one order.

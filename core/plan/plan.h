@@ -365,7 +365,7 @@ struct Plan {
   uint32_t calls = 0;            // kernel calls of steps and undo steps
   std::vector<uint32_t> awaits;  // the await steps, by the number of the input
   // Of a plan whose messages are kept back in slices: an input lets the next slice go, and while k
-  // of them are there the first slice_steps[k] steps can be done, the awaits among them. Empty:
+  // of them are there slice_steps[k] of the steps can be done, the awaits among them. Empty:
   // inputs are data.
   std::vector<uint32_t> slice_steps;
   // Of the collectives that the plan was made for, in their order.
