@@ -425,3 +425,27 @@ def test_an_optimizer_that_needs_a_closure_is_refused(comm):
         start(comm, {}, net, optimizer=torch.optim.LBFGS(net.parameters()))
     with pytest.raises(sotto.UnsupportedError, match="LBFGS needs a closure"):
         start(comm, {"optimizer": {"type": "LBFGS", "params": {}}})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_parameters_that_would_not_be_averaged_are_refused(dtype, comm):
+    """Thawed or added behind initialize(): the client's own step would use this rank's gradient."""
+    net = Loss()
+    net.net[0].weight.requires_grad_(False)
+    mine = torch.optim.SGD(net.parameters(), **SGD)
+    section = {"bf16": {"enabled": dtype == torch.bfloat16}}
+    engine, _, _, _ = start(comm, section, net, optimizer=mine)
+    run(engine, 0, [0], dtype)
+    net.net[0].weight.requires_grad_(True)
+    before = parameters(engine)
+    with pytest.raises(sotto.InvalidStateError, match='"net.0.weight" of group 0 has a gradient'):
+        run(engine, 0, [1], dtype)
+    net.net[0].weight.requires_grad_(False)
+    engine.zero_grad()
+    added = torch.nn.Parameter(torch.zeros(3))
+    added.grad = torch.ones(3)
+    mine.add_param_group({"params": [added]})
+    with pytest.raises(sotto.InvalidStateError, match="of group 1 has a gradient"):
+        run(engine, 0, [1], dtype)
+    assert all(torch.equal(a, b) for a, b in zip(before, parameters(engine)))
+    engine.close()

@@ -93,6 +93,7 @@ class ClientOptimizer(torch.optim.Optimizer):
         self._averager: plain.Optimizer | None = None
         self._own: dict[int, torch.Tensor] = {}  # by position: gradients that had to be copied
         self._trained: list[_Trained] = []
+        self._names = names
         for group in client.param_groups:
             for i, p in enumerate(group["params"]):
                 if p.requires_grad:
@@ -186,9 +187,23 @@ class ClientOptimizer(torch.optim.Optimizer):
             self._own[i] = torch.empty(shape, dtype=self._dtype, device=taken.model.device)
         return self._own[i].zero_() if grad is None else self._own[i].copy_(grad)
 
+    def _check_untrained(self) -> None:
+        """Errors: InvalidStateError (the client would update by a gradient of this rank alone)."""
+        averaged = {id(taken.updated) for taken in self._trained}
+        for index, group in enumerate(self.optimizer.param_groups):
+            for p in group["params"]:
+                if p.grad is not None and id(p) not in averaged:
+                    name = self._names.get(id(p), "added since")
+                    raise InvalidStateError(
+                        f'parameter "{name}" of group {index} has a gradient, which would not be '
+                        "averaged: initialize() takes those that require one then; make another "
+                        "engine"
+                    )
+
     def _located(self) -> plain.Optimizer:
         averager = self._build()
         self._follow()
+        self._check_untrained()
         averager.set_grads([self._gradient(i, t) for i, t in enumerate(self._trained)])
         return averager
 
