@@ -449,3 +449,46 @@ def test_parameters_that_would_not_be_averaged_are_refused(dtype, comm):
         run(engine, 0, [1], dtype)
     assert all(torch.equal(a, b) for a, b in zip(before, parameters(engine)))
     engine.close()
+
+
+HALF = {"fp16": {"enabled": True, "loss_scale": 8}}
+THREE = {"train_micro_batch_size_per_gpu": 16, "gradient_accumulation_steps": 3}
+
+
+@pytest.mark.parametrize("overlap", [{}, {"sotto": {"overlap": {}}}], ids=["", "overlap"])
+@pytest.mark.parametrize("section", [HALF, THREE], ids=["scaled", "boundaries"])
+def test_a_backward_pass_past_the_engine(section, overlap, comm):
+    """loss.backward() of a program: an error where the engine's factor is missing, else as good."""
+    dtype = torch.float16 if "fp16" in section else torch.float32
+    given = {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}, **section, **overlap}
+    engine, other = start(comm, given)[0], start(comm, given)[0]
+    for each in (engine, other):
+        run(each, 0, range(3), dtype)
+        if section is THREE:
+            each.set_gradient_accumulation_boundary(True)
+    x, y = batch(0, 3)
+    engine(x.to(dtype), y).backward()
+    before = parameters(engine)
+    with pytest.raises(sotto.InvalidStateError, match=r"engine.scale\(loss\).backward\(\)"):
+        engine.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, parameters(engine)))
+    engine.zero_grad()
+    engine.scale(engine(x.to(dtype), y)).backward()
+    engine.step()
+    run(other, 0, [3], dtype)
+    assert all(torch.equal(a, b) for a, b in zip(parameters(other), parameters(engine)))
+    engine.close()
+    other.close()
+
+
+def test_a_backward_pass_past_the_engine_is_counted(comm):
+    """Where the library takes the mean of micro-batches there is no factor."""
+    given = {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}, **THREE}
+    engine, other = start(comm, given)[0], start(comm, given)[0]
+    for step in range(6):
+        engine(*batch(0, step)).backward()
+        engine.step()
+    run(other, 0, range(6))
+    assert all(torch.equal(a, b) for a, b in zip(parameters(other), parameters(engine)))
+    engine.close()
+    other.close()

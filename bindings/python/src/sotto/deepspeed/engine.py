@@ -23,6 +23,7 @@ from .members import member, refuse, value_at
 from .recording import Recording
 from .saving import Saving
 from .schedule import ConfigSchedule
+from .weights import cast
 
 
 class Engine(Saving, Recording, torch.nn.Module):
@@ -85,6 +86,8 @@ class Engine(Saving, Recording, torch.nn.Module):
         self._step_applied = False
         self._boundary: bool | None = None  # what set_gradient_accumulation_boundary() said
         self._taken = 0  # micro-batches of the next update that the library has
+        # Since gradients were cleared: whether scale() was called; None: there was no forward pass.
+        self._scaled_loss: bool | None = None
         self._compiled = False
         self.inside_no_sync_ctxt = False
         self.scale_wrt_gas: bool | None = None
@@ -199,7 +202,9 @@ class Engine(Saving, Recording, torch.nn.Module):
         With fp16.auto_cast floating-point inputs become float16.
         """
         if self._cast_to is not None:
-            inputs, kwargs = _cast(inputs, self._cast_to), _cast(kwargs, self._cast_to)
+            inputs, kwargs = cast(inputs, self._cast_to), cast(kwargs, self._cast_to)
+        if self._scaled_loss is None and torch.is_grad_enabled():
+            self._scaled_loss = False
         self.tput_timer.start()
         with self._timed("forward"), contextlib.ExitStack() as stack:
             if self._autocast is not None:
@@ -258,6 +263,7 @@ class Engine(Saving, Recording, torch.nn.Module):
             )
         factor = self._factor(scale_wrt_gas)
         self._start_overlap()
+        self._scaled_loss = True
         return loss.float() * factor if factor != 1.0 else loss
 
     def _start_overlap(self) -> None:
@@ -266,19 +272,37 @@ class Engine(Saving, Recording, torch.nn.Module):
             return
         self._overlap = Overlap(self.module, optimizer=self.optimizer)
         self._overlap._may_begin = lambda: (
-            self.is_gradient_accumulation_boundary() and not self.inside_no_sync_ctxt
+            self.is_gradient_accumulation_boundary()
+            and not self.inside_no_sync_ctxt
+            and not self._lacks_scale()
         )
+
+    def _lacks_scale(self) -> bool:
+        """Whether gradients would be divided by what their loss was not multiplied with."""
+        return self._scaled_loss is False and self._factor(scale_wrt_gas=True) != 1.0
+
+    def _check_scale(self) -> None:
+        """Errors: InvalidStateError (the program has called backward() of a loss itself)."""
+        if self._lacks_scale() and any(p.grad is not None for p in self.module.parameters()):
+            factor = self._factor(scale_wrt_gas=True)
+            raise InvalidStateError(
+                f"step(): there are gradients of a loss that was not multiplied with {factor:g}, "
+                "for the loss scale or gradient_accumulation_steps: call engine.backward(loss) or "
+                "engine.scale(loss).backward() in place of loss.backward()"
+            )
 
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
         """Takes the micro-batch; at a boundary averages over ranks and updates. Collective.
 
         A parameter that backward() has not reached on this rank has a gradient of zeros.
         lr_kwargs: for a lr_scheduler of the caller. Errors: NonfiniteError (nothing was updated;
-        with a dynamic loss scale the step is skipped instead), the comm's own.
+        with a dynamic loss scale the step is skipped instead), InvalidStateError (gradients of a
+        loss that scale() was due for and not called), the comm's own.
         """
         optimizer = self._need_optimizer("step()")
         if self.inside_no_sync_ctxt:
             raise InvalidStateError("step() inside no_sync(): leave the block first")
+        self._check_scale()
         self._step_applied = False
         boundary = self.is_gradient_accumulation_boundary()
         with self._timed("step"):
@@ -358,6 +382,7 @@ class Engine(Saving, Recording, torch.nn.Module):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients of all parameters."""
+        self._scaled_loss = None
         self.module.zero_grad(set_to_none)
 
     def compile(
@@ -572,14 +597,3 @@ class Engine(Saving, Recording, torch.nn.Module):
     def destroy(self) -> None:
         """As close()."""
         self.close()
-
-
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """Floating-point tensors in nested lists and dicts as `dtype`."""
-    if isinstance(value, torch.Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
-    if isinstance(value, dict):
-        return {key: _cast(item, dtype) for key, item in value.items()}
-    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-        return type(value)(_cast(item, dtype) for item in value)
-    return value

@@ -153,3 +153,14 @@ def to_device(item: Any, device: Any) -> Any:
 
 
 copy_to_device = move_to_device = to_device
+
+
+def cast(value: Any, dtype: torch.dtype) -> Any:
+    """Floating-point tensors in nested lists and dicts as `dtype`."""
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {key: cast(item, dtype) for key, item in value.items()}
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return type(value)(cast(item, dtype) for item in value)
+    return value
