@@ -95,36 +95,40 @@ Status take_buffers(const sotto_buffer* buffers, uint64_t n, std::string_view na
   return ok_status();
 }
 
+std::string CommonDevice::Name::whole() const {
+  return index ? fmt::format("{}[{}]", text, *index) : text;
+}
+
 Status CommonDevice::add(const Buffer& buffer, std::string_view name) {
-  if (buffer.count == 0) return ok_status();
+  return add(buffer, name, std::nullopt);
+}
+
+Status CommonDevice::add(const Buffer& buffer, std::string_view name, std::optional<size_t> index) {
+  if (buffer.count == 0 || id_ == buffer.device) return ok_status();
+  Name of{std::string(name), index};
   if (!id_) {
     id_ = buffer.device;
-    name_ = name;
+    name_ = std::move(of);
     return ok_status();
   }
-  if (*id_ == buffer.device) return ok_status();
   return invalid_argument("{} is on {}, but {} is on {}; the buffers of a call are on one device",
-                          name_, device_name(*id_), name, device_name(buffer.device));
+                          name_.whole(), device_name(*id_), of.whole(), device_name(buffer.device));
 }
 
 Status CommonDevice::add(std::span<const Buffer> buffers, std::string_view name) {
-  for (size_t i = 0; i < buffers.size(); ++i) {
-    // Names are not made for every buffer of every call.
-    if (id_ && *id_ == buffers[i].device) continue;
-    SOTTO_TRY(add(buffers[i], fmt::format("{}[{}]", name, i)));
-  }
+  for (size_t i = 0; i < buffers.size(); ++i) SOTTO_TRY(add(buffers[i], name, i));
   return ok_status();
 }
 
 Status CommonDevice::add(const CommonDevice& other) {
   if (!other.id_) return ok_status();
-  return add(Buffer{nullptr, 1, Dtype::kU8, *other.id_}, other.name_);
+  return add(Buffer{nullptr, 1, Dtype::kU8, *other.id_}, other.name_.text, other.name_.index);
 }
 
 Result<std::shared_ptr<Device>> CommonDevice::find(Context& context) const {
   if (!id_) return context.device();
   Result<std::shared_ptr<Device>> device = context.device_of(*id_);
-  if (!device.ok()) return device.status().with_prefix(name_);
+  if (!device.ok()) return device.status().with_prefix(name_.whole());
   return device;
 }
 

@@ -52,7 +52,7 @@ Status check_apart(const MemoryRange& range, std::span<const MemoryRange> others
 // The one device of the buffers of a call. Buffers without elements are nowhere.
 class CommonDevice {
  public:
-  // INVALID_ARGUMENT: on another device than those before. `name` as in "in[3]".
+  // INVALID_ARGUMENT: on another device than those before.
   Status add(const Buffer& buffer, std::string_view name);
   Status add(std::span<const Buffer> buffers, std::string_view name);
   Status add(const CommonDevice& other);
@@ -60,8 +60,16 @@ class CommonDevice {
   Result<std::shared_ptr<Device>> find(Context& context) const;
 
  private:
+  // Whose device counts, as it is named on failure: names are not made for every call.
+  struct Name {
+    std::string text;
+    std::optional<size_t> index;
+    std::string whole() const;
+  };
+  Status add(const Buffer& buffer, std::string_view name, std::optional<size_t> index);
+
   std::optional<DeviceId> id_;
-  std::string name_;  // of the first buffer
+  Name name_;  // of the first buffer
 };
 
 struct CallIn {

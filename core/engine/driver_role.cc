@@ -162,11 +162,6 @@ bool DriverRole::claimed() {
   return claims_.any();
 }
 
-uint32_t DriverRole::ops_in_flight() {
-  std::lock_guard lock(mutex_);
-  return ops_in_flight_;
-}
-
 void DriverRole::submit(OpRef op, bool waits) {
   bool driven = false;
   {
@@ -225,7 +220,9 @@ bool DriverRole::take_inbox(std::vector<Handover>* items, std::vector<Task>* tas
 }
 
 std::vector<OpRef> DriverRole::take_callbacks() {
+  if (!any_callbacks_.load(std::memory_order_acquire)) return {};
   std::lock_guard lock(mutex_);
+  any_callbacks_.store(false, std::memory_order_relaxed);
   return std::exchange(callbacks_, {});
 }
 

@@ -104,7 +104,7 @@ class DriverRole {
 
   // ---- Operations and tasks ----
 
-  uint32_t ops_in_flight();
+  uint32_t ops_in_flight() const { return ops_in_flight_.load(std::memory_order_relaxed); }
   // An operation that is new. `waits`: the caller will drive itself.
   void submit(OpRef op, bool waits);
   // More for an operation in flight.
@@ -123,7 +123,10 @@ class DriverRole {
     {
       std::lock_guard lock(mutex_);
       --ops_in_flight_;
-      if (callback != nullptr) callbacks_.push_back(std::move(callback));
+      if (callback != nullptr) {
+        callbacks_.push_back(std::move(callback));
+        any_callbacks_.store(true, std::memory_order_release);
+      }
       publish();
     }
     notify();
@@ -158,7 +161,7 @@ class DriverRole {
   Claims claims_;
   bool serving_ = false;
   bool stop_ = false;
-  uint32_t ops_in_flight_ = 0;
+  std::atomic<uint32_t> ops_in_flight_{0};  // written under mutex_
   struct Inbox {
     std::vector<Handover> items;
     std::vector<Task> tasks;
@@ -166,6 +169,7 @@ class DriverRole {
   };
   Inbox inbox_;
   std::vector<OpRef> callbacks_;
+  std::atomic<bool> any_callbacks_{false};
   std::thread thread_;
 };
 

@@ -50,7 +50,7 @@ OpStats Op::stats() const {
 Engine::Engine(EngineOptions options)
     : options_(std::move(options)),
       trace_(options_.trace.empty() ? nullptr : std::make_unique<Trace>(options_.trace)),
-      executor_(std::make_unique<Executor>(*options_.clock, role_, trace_.get())),
+      executor_(std::make_unique<Executor>(*options_.clock, role_, trace_.get(), options_.spin_us)),
       role_(*executor_, *options_.clock) {
   if (options_.progress_thread) role_.start_progress_thread(options_.progress_nice);
 }

@@ -29,6 +29,7 @@ struct EngineOptions {
   uint32_t max_ops = 1024;
   bool progress_thread = true;
   int progress_nice = 0;  // niceness of that thread
+  int64_t spin_us = 0;    // microseconds that a waiting thread polls before it sleeps
   // stream_after blocks streams where the host has work left for an operation.
   bool block_streams = false;
   std::string trace;  // where a time line is written, as Trace says; empty: nowhere

@@ -27,7 +27,7 @@ bool another_needs_device(const ChannelList& channels, const Op& op) {
 void Executor::admit(const OpRef& ref) {
   Op& op = *ref;
   Channel& channel = *op.request_.channel;
-  op.stats_.start_ns = clock_.now_ns();
+  op.stats_.start_ns = now_ns_;
   scheduler_.admit(op, op.stats_.start_ns);
   channel.ops_.push_back(ref);
   const Status failed = channel.failure();
@@ -48,7 +48,7 @@ void Executor::admit(const OpRef& ref) {
 void Executor::begin(Op& op) {
   Channel& channel = *op.request_.channel;
   const std::vector<OpRef> after = std::exchange(op.request_.after_ops, {});
-  if (!after.empty()) op.stats_.start_ns = clock_.now_ns();
+  if (!after.empty()) op.stats_.start_ns = clock_.now_ns();  // behind their ends
   if (const Status failed = channel.failure(); !failed.ok()) {
     const auto ended_well = [](const OpRef& before) { return before->status().ok(); };
     const bool waits_only = op.plan().steps.empty() && !after.empty();
@@ -76,7 +76,7 @@ void Executor::begin(Op& op) {
     return;
   }
   queues_.admit(op, op.device(), op.request_.run->events, op.request_.after);
-  Scheduler::set_running(op, op.queue()->asynchronous, clock_.now_ns());
+  Scheduler::set_running(op, op.queue()->asynchronous, now_ns_);
   Run& run = *op.request_.run;
   if (const Status status = channel.post(run); !status.ok()) {
     channel.found(status);
@@ -119,8 +119,7 @@ void Executor::input_arrived(Op& op, const Handover& item) {
 void Executor::open_input(Op& op, uint32_t input, EventId event) {
   const uint32_t step = op.plan().awaits[input];
   if (!op.plan().slice_steps.empty()) {
-    const int64_t now = clock_.now_ns();
-    op.stats_.kept_back_ns += now - Scheduler::keeps_back_since(op, now);
+    op.stats_.kept_back_ns += now_ns_ - Scheduler::keeps_back_since(op, now_ns_);
   }
   Scheduler::issued(op, step);
   if (event != 0) queues_.arrives(op, step, event);
@@ -215,7 +214,11 @@ void Executor::execute(Op& op, uint32_t step) {
   if (status.ok()) {
     const uint64_t before = op.asynchronous() ? 0 : device.busy_ns();
     status = launch_step(*op.request_.plan, run, s, op.lane(s), true);
-    if (!op.asynchronous()) op.stats_.kernel_ns += device.busy_ns() - before;
+    if (!op.asynchronous()) {
+      const auto took = static_cast<int64_t>(device.busy_ns() - before);
+      op.stats_.kernel_ns += took;
+      now_ns_ += took;
+    }
   }
   if (!status.ok()) {
     device_failed(op, status);
@@ -247,15 +250,14 @@ void Executor::device_failed(Op& op, const Status& status) {
 
 void Executor::step_done(Op& op, uint32_t step) {
   Run& run = *op.request_.run;
-  const int64_t now = clock_.now_ns();
   const Step& s = run.plan->steps[step];
   if (trace_ != nullptr && !op.capturing() && s.await() == nullptr) {
     const MessageStep* const message = s.message();
     trace_->step(op.request_.channel->rank(), op.sequence(), s,
                  message == nullptr ? -1 : (*op.request_.ranks)[message->peer], op.lane(s),
-                 run.issued_ns[step], now);
+                 run.issued_ns[step], clock_.now_ns());
   }
-  if (scheduler_.done(op, step, now, poster(op))) {
+  if (scheduler_.done(op, step, now_ns_, poster(op))) {
     finish(op);
     return;
   }

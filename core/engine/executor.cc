@@ -13,13 +13,14 @@ namespace {
 // Work is queued on a device, which does not wake the poller.
 constexpr int64_t kDeviceBlockUs = 20;
 constexpr int64_t kDeadlineCheckNs = 5'000'000;
-constexpr int64_t kPollEveryNs = 50'000;   // sockets are served at least so often between kernels
-constexpr int64_t kRunBudgetNs = 100'000;  // kernels in a row before sockets are looked at again
+constexpr int64_t kPollEveryNs = 50'000;     // sockets are served at least so often between kernels
+constexpr int64_t kIdlePollEveryNs = 2'000;  // and while there is nothing in memory
+constexpr int64_t kRunBudgetNs = 100'000;    // kernels in a row before sockets are looked at again
 
 }  // namespace
 
-Executor::Executor(const Clock& clock, DriverRole& role, Trace* trace)
-    : clock_(clock), role_(role), trace_(trace) {}
+Executor::Executor(const Clock& clock, DriverRole& role, Trace* trace, int64_t spin_us)
+    : clock_(clock), role_(role), trace_(trace), pollers_(spin_us) {}
 
 Executor::~Executor() {
   if (trace_ == nullptr) return;
@@ -30,6 +31,7 @@ Executor::~Executor() {
 bool Executor::take_inbox() {
   std::vector<DriverRole::Task> tasks;
   if (!role_.take_inbox(&spare_, &tasks)) return false;
+  now_ns_ = clock_.now_ns();
   std::vector<Handover> items = std::move(spare_);
   for (const Handover& item : items)
     item.input == Handover::kStart ? admit(item.op) : input_arrived(*item.op, item);
@@ -41,12 +43,10 @@ bool Executor::take_inbox() {
 }
 
 bool Executor::progress() {
+  now_ns_ = clock_.now_ns();
   bool any = take_inbox();
-  const bool due = scheduler_.empty() || clock_.now_ns() - last_poll_ns_ >= kPollEveryNs;
-  if (due) {
-    last_poll_ns_ = clock_.now_ns();
-    any |= pollers_.serve();
-  }
+  any |= take_completions();
+  any |= serve_links(!any && scheduler_.empty());
   any |= take_completions();
   any |= channels_failed();
   any |= poll_devices();
@@ -69,7 +69,17 @@ void Executor::block(int64_t wait_us) {
       wait_us = std::min<int64_t>(wait_us, 20'000);  // deadlines are looked at
   }
   pollers_.wait(wait_us);
-  last_poll_ns_ = clock_.now_ns();
+}
+
+// What arrives by memory is looked at first: a look at sockets is a system call. `idle`: there is
+// nothing else to do.
+bool Executor::serve_links(bool idle) {
+  const std::optional<bool> found = idle ? pollers_.look() : std::optional(false);
+  int64_t every_ns = kPollEveryNs;
+  if (idle && found != true) every_ns = found.has_value() ? kIdlePollEveryNs : 0;
+  if (now_ns_ - last_poll_ns_ < every_ns) return found == true;
+  last_poll_ns_ = now_ns_;
+  return pollers_.serve() || found == true;
 }
 
 bool Executor::poll_devices() {
@@ -127,7 +137,7 @@ bool Executor::begin_waiting() {
 
 bool Executor::run_ready() {
   if (scheduler_.empty()) return false;
-  const int64_t until = clock_.now_ns() + kRunBudgetNs;
+  const int64_t until = now_ns_ + kRunBudgetNs;
   do {
     const Scheduler::Ready next = scheduler_.pop();
     execute(static_cast<Op&>(*next.op), next.step);
@@ -148,12 +158,11 @@ bool Executor::take_completions() {
 }
 
 bool Executor::check_deadlines() {
-  const int64_t now = clock_.now_ns();
-  if (now < next_deadline_check_ns_) return false;
-  next_deadline_check_ns_ = now + kDeadlineCheckNs;
+  if (now_ns_ < next_deadline_check_ns_) return false;
+  next_deadline_check_ns_ = now_ns_ + kDeadlineCheckNs;
   bool any = false;
   for (Channel* channel : channels_) {
-    const auto stall = Scheduler::find_stall(channel->ops_, now);
+    const auto stall = Scheduler::find_stall(channel->ops_, now_ns_);
     if (!stall || (channel->proposed_ && !channel->failed())) continue;
     propose_failure(*channel, stall_cause(channel->ops_[stall->index]->request_, channel->control(),
                                           stall->stalled_ns));

@@ -31,8 +31,9 @@ namespace sotto {
 
 class Executor final : public DriverWork {
  public:
-  // `role`: whose driver this is. `trace`: of steps and operations; null: none is wanted.
-  Executor(const Clock& clock, DriverRole& role, Trace* trace);
+  // `role`: whose driver this is. `trace`: of steps and operations; null: none is wanted. spin_us:
+  // as Pollers says.
+  Executor(const Clock& clock, DriverRole& role, Trace* trace, int64_t spin_us);
   // Writes the time line.
   ~Executor();
   Executor(const Executor&) = delete;
@@ -63,6 +64,7 @@ class Executor final : public DriverWork {
 
  private:
   // What progress does (executor.cc).
+  bool serve_links(bool idle);
   bool channels_failed();
   bool poll_devices();
   bool issue_again();
@@ -114,6 +116,7 @@ class Executor final : public DriverWork {
   std::vector<Handover> spare_;  // empty; the inbox gets its memory
   std::vector<OpRef> waiting_;   // admitted, and behind other operations
   StreamOrders stream_orders_;
+  int64_t now_ns_ = 0;  // when the driver last looked at the clock, plus kernels that it ran since
   int64_t last_poll_ns_ = 0;
   int64_t next_deadline_check_ns_ = 0;
 };

@@ -190,6 +190,7 @@ void Executor::fail_op(Op& op, const Status& status) {
 }
 
 Status Executor::stream_after(StreamOrder& order, bool nested, bool may_wait) {
+  now_ns_ = clock_.now_ns();
   Op& op = *order.op;
   if (op.captured()) {
     return invalid_state(

@@ -3,25 +3,28 @@
 #include <algorithm>
 #include <thread>
 
+#include "core/base/clock.h"
+
 namespace sotto {
 namespace {
 
 // Interval at which a descriptor is polled that the blocking poller cannot watch.
 constexpr int64_t kUnwatchedUs = 20;
+// Looks into memory, about 30 ns each, for each poll of all, which takes a few system calls.
+constexpr int kLooks = 32;
 
 }  // namespace
 
 Pollers::~Pollers() {
   for (Served& served : backends_) {
-    if (&served.poller() != blocking_) tie(served, nullptr);
+    if (served.poller != blocking_) tie(served, nullptr);
   }
 }
 
 void Pollers::tie(Served& other, Poller* blocking) {
-  Poller& poller = other.poller();
-  const int descriptor = poller.descriptor();
+  const int descriptor = other.poller->descriptor();
   if (descriptor < 0) {
-    poller.forward_wakes(blocking);
+    other.poller->forward_wakes(blocking);
     other.tied = true;
     return;
   }
@@ -30,8 +33,8 @@ void Pollers::tie(Served& other, Poller* blocking) {
 }
 
 bool Pollers::add(std::unique_ptr<Backend> backend, bool blocking) {
-  Served& added = backends_.emplace_back(Served{std::move(backend)});
-  Poller* const poller = &added.poller();
+  Served& added = backends_.emplace_back(std::move(backend));
+  Poller* const poller = added.poller;
   if (!blocking && blocking_ != nullptr) {
     tie(added, blocking_);
     return false;
@@ -48,9 +51,34 @@ bool Pollers::serve() {
   Poller* const blocking = blocking_;
   bool any = blocking != nullptr && blocking->poll(0);
   for (const Served& served : backends_) {
-    if (&served.poller() != blocking) any |= served.poller().poll(0);
+    if (served.poller != blocking) any |= served.poller->poll(0);
   }
   return any;
+}
+
+std::optional<bool> Pollers::look() {
+  std::optional<bool> found;
+  for (const Served& served : backends_) {
+    const std::optional<bool> work = served.poller->peek();
+    if (work == true) return served.poller->poll(0);
+    if (work.has_value()) found = false;
+  }
+  return found;
+}
+
+bool Pollers::spin(int64_t limit_us) {
+  const Clock& clock = Clock::monotonic();
+  const int64_t until = clock.now_ns() + limit_us * 1000;
+  do {
+    for (int looks = 0; looks < kLooks; ++looks) {
+      const std::optional<bool> found = look();
+      if (found == true) return true;
+      if (!found.has_value()) break;
+    }
+    if (serve()) return true;
+    std::this_thread::yield();  // ranks may outnumber cores
+  } while (clock.now_ns() < until);
+  return false;
 }
 
 void Pollers::wait(int64_t wait_us) {
@@ -59,8 +87,12 @@ void Pollers::wait(int64_t wait_us) {
     std::this_thread::yield();
     return;
   }
+  if (const int64_t limit_us = std::min(spin_us_, wait_us); limit_us > 0) {
+    if (spin(limit_us) || limit_us == wait_us) return;
+    wait_us -= limit_us;
+  }
   for (const Served& served : backends_) {
-    Poller& poller = served.poller();
+    Poller& poller = *served.poller;
     wait_us = std::min(wait_us, poller.poll_interval_us());
     if (&poller == blocking || poller.descriptor() < 0) continue;
     if (!served.tied) wait_us = std::min(wait_us, kUnwatchedUs);

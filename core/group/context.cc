@@ -12,6 +12,7 @@ Context::Context(ContextOptions options) : options_(std::move(options)) {
   engine.max_ops = options_.max_ops;
   engine.progress_thread = options_.progress_thread;
   engine.progress_nice = static_cast<int>(options_.params.progress_nice);
+  engine.spin_us = options_.params.spin_us;
   engine.block_streams = options_.params.stream_block;
   engine.trace = options_.params.trace;
   engine_ = std::make_shared<Engine>(std::move(engine));

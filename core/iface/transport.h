@@ -333,8 +333,10 @@ class Poller {
  public:
   virtual ~Poller() = default;
   // Runs what is ready; if nothing is, waits at most wait_us for something (0: not at all). True if
-  // anything ran.
+  // anything ran or a wake has come.
   virtual bool poll(int64_t wait_us) = 0;
+  // Whether poll would find anything, by a look at memory; nothing: only poll can tell. Cheap.
+  virtual std::optional<bool> peek() const { return std::nullopt; }
   // Microseconds after which it has to be polled again without a wake: the longest wait of others.
   virtual int64_t poll_interval_us() const { return INT64_MAX; }
   // Ends a poll that waits, or the next one. Threads: any.

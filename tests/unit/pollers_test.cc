@@ -6,6 +6,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <set>
 #include <thread>
@@ -139,9 +140,9 @@ class LatePoller final : public NotingPoller {
 class WokenPoller final : public NotingPoller {
  public:
   bool poll(int64_t wait_us) override {
-    if (wakes == 0 && wait_us != 0) ++slept;
-    wakes = 0;
-    return false;
+    const bool woken = std::exchange(wakes, 0) != 0;
+    if (!woken && wait_us != 0) ++slept;
+    return woken;
   }
   int slept = 0;
 };
@@ -155,6 +156,69 @@ TEST(Pollers, WorkThatComesBehindItsTurnIsNotSleptOver) {
   EXPECT_FALSE(pollers.serve());
   pollers.wait(20'000);
   EXPECT_EQ(blocking.slept, 0);
+}
+
+// Its work is seen in memory at the look with this number.
+class MemoryPoller final : public NotingPoller {
+ public:
+  explicit MemoryPoller(int at) : at_(at) {}
+  std::optional<bool> peek() const override { return ++looks == at_; }
+  bool poll(int64_t wait_us) override {
+    NotingPoller::poll(wait_us);
+    return looks == at_;
+  }
+  mutable int looks = 0;
+
+ private:
+  const int at_;
+};
+
+TEST(Pollers, AWaitLooksIntoMemoryBeforeItSleeps) {
+  NotingPoller blocking;
+  MemoryPoller memory(3);
+  Pollers pollers(60'000'000);
+  pollers.add(backend_of(blocking), true);
+  pollers.add(backend_of(memory), false);
+  pollers.wait(60'000'000);
+  EXPECT_EQ(memory.looks, 3);
+  EXPECT_EQ(memory.waits, (std::vector<int64_t>{0}));  // by the look that has found it
+  EXPECT_TRUE(blocking.waits.empty());                 // no system call before that
+}
+
+TEST(Pollers, AWaitThatLooksIntoMemoryServesTheOthersToo) {
+  WokenPoller blocking;
+  MemoryPoller memory(0);
+  Pollers pollers(60'000'000);
+  pollers.add(backend_of(blocking), true);
+  pollers.add(backend_of(memory), false);
+  blocking.wakes = 1;
+  pollers.wait(60'000'000);
+  EXPECT_EQ(blocking.wakes, 0);
+  EXPECT_EQ(blocking.slept, 0);
+  EXPECT_GT(memory.looks, 1);
+}
+
+TEST(Pollers, AWakeBehindItsTurnEndsAWaitThatPolls) {
+  LatePoller late;
+  WokenPoller blocking;
+  Pollers pollers(60'000'000);
+  pollers.add(backend_of(late), false);
+  pollers.add(backend_of(blocking), true);
+  pollers.wait(60'000'000);
+  EXPECT_EQ(blocking.slept, 0);
+}
+
+TEST(Pollers, AWaitSleepsForWhatIsLeftOfItsTime) {
+  NotingPoller blocking;
+  Pollers pollers(100);
+  pollers.add(backend_of(blocking), true);
+  pollers.wait(5000);
+  EXPECT_EQ(blocking.waits.back(), 4900);
+  EXPECT_EQ(std::ranges::count(blocking.waits, 0),
+            static_cast<ptrdiff_t>(blocking.waits.size()) - 1);
+  blocking.waits.clear();
+  pollers.wait(50);  // polled for all of it
+  EXPECT_EQ(std::ranges::count(blocking.waits, 0), static_cast<ptrdiff_t>(blocking.waits.size()));
 }
 
 TEST(Pollers, WhatCannotEndTheWaitShortensIt) {

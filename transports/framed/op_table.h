@@ -18,7 +18,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include "core/base/hash.h"
 #include "core/iface/transport.h"
 
 namespace sotto::framed {
@@ -154,10 +153,11 @@ class OpTable {
 
  private:
   struct Hash {
-    size_t operator()(const OpKey& k) const { return hash64(&k, sizeof k); }
+    size_t operator()(const OpKey& k) const { return k.comm ^ (k.number * kMix); }
     size_t operator()(const FlowKey& k) const {
-      return Hash{}(k.op) ^ (static_cast<uint64_t>(k.peer) * 0x9e3779b97f4a7c15u);
+      return Hash{}(k.op) + static_cast<uint64_t>(k.peer) * kMix;
     }
+    static constexpr uint64_t kMix = 0x9e3779b97f4a7c15u;
   };
   struct Space {
     uint64_t comm, space;

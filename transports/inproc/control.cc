@@ -56,8 +56,7 @@ void InprocControl::set_service_listener(uint32_t channel, ServiceListener* list
 }
 
 // A listener may end everything but this object, whose poller is at work.
-bool InprocControl::deliver_services() {
-  bool any = false;
+void InprocControl::deliver_services() {
   for (ServiceMessage& message : hub_->take_posted(rank_, &posted_seen_)) {
     if (const Status wrong = services_.arrived(std::move(message)); !wrong.ok())
       hub_->fail({wrong.code(), rank_, wrong.text(), rank_});
@@ -65,11 +64,9 @@ bool InprocControl::deliver_services() {
   while (!left_ && !failure()) {
     const std::optional<ServiceMessage> message = services_.next();
     if (!message) break;
-    any = true;
     hub_->post(ServiceBox::delivered(*message));
     services_.deliver(*message);
   }
-  return any;
 }
 
 void InprocControl::leave(Deadline) {
@@ -78,12 +75,11 @@ void InprocControl::leave(Deadline) {
   hub_->leave(rank_);
 }
 
-bool InprocControl::run() {
-  const bool delivered = deliver_services();
-  if (told_ || left_ || listener_ == nullptr || !failure()) return delivered;
+void InprocControl::run() {
+  deliver_services();
+  if (told_ || left_ || listener_ == nullptr || !failure()) return;
   told_ = true;
   listener_->on_control_failure(*failure_);
-  return true;
 }
 
 }  // namespace sotto::inproc

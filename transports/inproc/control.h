@@ -38,8 +38,8 @@ class InprocControl final : public ControlPlane, private MailboxSource {
   bool take_transport() { return !std::exchange(has_transport_, true); }
 
  private:
-  bool run() override;
-  bool deliver_services();
+  void run() override;
+  void deliver_services();
 
   const std::shared_ptr<Hub> hub_;
   const std::shared_ptr<Mailbox> mailbox_;

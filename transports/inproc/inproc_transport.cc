@@ -202,17 +202,16 @@ void InprocTransport::mismatch(int32_t peer, const Status& status) {
   }
 }
 
-bool InprocTransport::run() {
+void InprocTransport::run() {
   // Read first: what a peer finished before it closed is in the lists below.
   const uint32_t closings = hub_->closings.load(std::memory_order_acquire);
-  bool ran = run_failure();
-  ran |= run_done();
-  ran |= run_ready();
-  ran |= run_closings(closings);
-  return ran;
+  run_failure();
+  run_done();
+  run_ready();
+  run_closings(closings);
 }
 
-bool InprocTransport::run_failure() {
+void InprocTransport::run_failure() {
   std::optional<Status> failure;
   int32_t peer = -1;
   {
@@ -220,18 +219,15 @@ bool InprocTransport::run_failure() {
     failure.swap(inbox_.failure);
     peer = inbox_.failed_peer;
   }
-  if (!failure) return false;
-  sink_.on_failure(peer, *failure);
-  return true;
+  if (failure) sink_.on_failure(peer, *failure);
 }
 
-bool InprocTransport::run_done() {
+void InprocTransport::run_done() {
   Transfer* done = nullptr;
   {
     std::lock_guard lock(inbox_.done_mutex);
     done = inbox_.done.take_all();
   }
-  const bool ran = done != nullptr;
   while (done != nullptr) {
     Transfer* t = done;
     done = t->next;
@@ -240,34 +236,29 @@ bool InprocTransport::run_done() {
     forget(*t);
     sink_.on_transfer(*t, fits ? ok_status() : size_error(*t, rank_, t->bytes, t->scratch[3]));
   }
-  return ran;
 }
 
-bool InprocTransport::run_ready() {
+void InprocTransport::run_ready() {
   uint64_t copied = 0;
-  bool ran = false;
   while (copied < kCopyBudget) {
     Transfer* recv = nullptr;
     Transfer* send = nullptr;
     {
       std::lock_guard lock(inbox_.mutex);
       recv = inbox_.ready.pop();
-      if (recv == nullptr) return ran;
+      if (recv == nullptr) return;
       send = send_of(*recv);
       inbox_.copying = send;
     }
     copied += recv->bytes;
     copy(*recv, *send);
-    ran = true;
   }
   mailbox_->wake();  // the rest in the next poll
-  return ran;
 }
 
-bool InprocTransport::run_closings(uint32_t closings) {
-  if (closings == seen_closings_ || closed_) return false;
+void InprocTransport::run_closings(uint32_t closings) {
+  if (closings == seen_closings_ || closed_) return;
   seen_closings_ = closings;
-  bool ran = false;
   for (int32_t peer = 0; peer < size_; ++peer) {
     const auto p = static_cast<size_t>(peer);
     if (told_closed_[p] || open_[p] == 0 || peer == rank_) continue;
@@ -284,13 +275,11 @@ bool InprocTransport::run_closings(uint32_t closings) {
       }
     }
     told_closed_[p] = true;
-    ran = true;
     sink_.on_failure(
         peer, error(Code::kPeerLost,
                     "rank {} has closed its connections; rank {} still has {} messages with it",
                     peer, rank_, open_[p]));
   }
-  return ran;
 }
 
 void InprocTransport::count(const Transfer& t) {

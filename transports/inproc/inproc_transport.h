@@ -37,11 +37,11 @@ class InprocTransport final : public MessageTransport, private MailboxSource {
   void close(Deadline deadline) override;
 
  private:
-  bool run() override;
-  bool run_failure();
-  bool run_done();
-  bool run_ready();
-  bool run_closings(uint32_t seen);
+  void run() override;
+  void run_failure();
+  void run_done();
+  void run_ready();
+  void run_closings(uint32_t seen);
   bool accept(Transfer& transfer);
   void copy(Transfer& recv, Transfer& send);
   void mismatch(int32_t peer, const Status& status);

@@ -63,9 +63,8 @@ void Mailbox::remove(MailboxSource* source) {
 
 bool Mailbox::run_sources() {
   if (!pending_.exchange(false, std::memory_order_acq_rel)) return false;
-  bool ran = false;
-  for (MailboxSource* source : sources_) ran |= source->run();
-  return ran;
+  for (MailboxSource* const source : sources_) source->run();
+  return true;
 }
 
 void Mailbox::wait(Deadline deadline) {

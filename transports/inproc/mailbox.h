@@ -16,8 +16,7 @@ namespace sotto::inproc {
 // A source of work that is done inside poll.
 class MailboxSource {
  public:
-  // True if anything was done.
-  virtual bool run() = 0;
+  virtual void run() = 0;
 
  protected:
   ~MailboxSource() = default;
@@ -33,6 +32,7 @@ class Mailbox final : public Poller {
 
   // Runs the sources if wake() was called since the last poll; waits for that if it was not.
   bool poll(int64_t wait_us) override;
+  std::optional<bool> peek() const override { return pending_.load(std::memory_order_acquire); }
   void wake() override;
   void forward_wakes(Poller* other) override;
 

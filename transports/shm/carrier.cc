@@ -47,6 +47,10 @@ bool RingCarrier::serve() {
   return received || sent;
 }
 
+bool RingCarrier::has_work() const {
+  return more_ || in_.has_bytes() || (can_send() && writer_.busy() && out_.has_room());
+}
+
 bool RingCarrier::arm() {
   if (more_ || !in_.wait()) return false;
   return !can_send() || !writer_.busy() || out_.wait();

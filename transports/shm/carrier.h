@@ -45,6 +45,7 @@ class RingCarrier final : public framed::FrameCarrier, private Served {
 
  private:
   bool serve() override;
+  bool has_work() const override;
   bool arm() override;
   void disarm() override;
   bool receive();

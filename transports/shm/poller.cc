@@ -11,6 +11,12 @@ void ShmPoller::remove(Served& rings) {
 
 int64_t ShmPoller::poll_interval_us() const { return ticks_.interval_us(); }
 
+std::optional<bool> ShmPoller::peek() const {
+  return woken_.load(std::memory_order_acquire) ||
+         std::ranges::any_of(
+             served_, [](const Served* rings) { return rings != nullptr && rings->has_work(); });
+}
+
 void ShmPoller::wake() {
   woken_.store(true, std::memory_order_release);
   bell_.ring();
@@ -24,7 +30,8 @@ bool ShmPoller::arm() {
 }
 
 bool ShmPoller::poll(int64_t wait_us) {
-  if (pass()) return true;
+  const bool woken = woken_.load(std::memory_order_relaxed) && woken_.exchange(false);
+  if (pass() || woken) return true;
   if (wait_us <= 0) return false;
   if (!arm()) return pass();
   bell_.wait(std::min(wait_us, poll_interval_us()));

@@ -23,6 +23,8 @@ class Served {
   virtual ~Served() = default;
   // Reads and sends what there is, for one turn. True: something moved.
   virtual bool serve() = 0;
+  // Whether serve would move anything, by the rings alone. Cheap.
+  virtual bool has_work() const = 0;
   // The next change by the peer rings this rank's bell. False: there is something to do now.
   virtual bool arm() = 0;
   virtual void disarm() = 0;
@@ -33,6 +35,7 @@ class ShmPoller final : public Poller {
   ShmPoller(const Clock& clock, Bell bell) : clock_(clock), bell_(std::move(bell)) {}
 
   bool poll(int64_t wait_us) override;
+  std::optional<bool> peek() const override;
   int64_t poll_interval_us() const override;
   void wake() override;
   int descriptor() const override { return bell_.descriptor(); }

@@ -50,6 +50,9 @@ class RingWriter {
   // Writes as many bytes of the parts as there is room for; the number of bytes. PROTOCOL: the
   // reader's position is none.
   Result<uint64_t> write(std::span<const iovec> parts);
+  bool has_room() const {
+    return written_ - memory_.control->read.load(std::memory_order_acquire) < memory_.bytes;
+  }
   // Nothing follows.
   void close() { memory_.control->closed.store(1, std::memory_order_seq_cst); }
   // True: the reader waits, and was not rung for yet.
@@ -75,6 +78,9 @@ class RingReader {
   // Reads as many bytes into the parts as there are; the number of bytes. PROTOCOL: the writer's
   // position is none.
   Result<uint64_t> read(std::span<const iovec> parts);
+  bool has_bytes() const {
+    return memory_.control->written.load(std::memory_order_acquire) != read_;
+  }
   // All that was written has been read, and nothing follows.
   bool ended() const;
   bool take_waiting() { return RingWriter::take(memory_.control->writer_waits); }

@@ -41,7 +41,6 @@ class Reactor::Waker final : public Pollable {
 
 Reactor::Reactor(const ReactorOptions& options)
     : clock_(options.clock != nullptr ? options.clock : &Clock::monotonic()),
-      spin_us_(options.spin_us),
       sockets_(options.sockets),
       turns_(*clock_),
       timers_(*clock_) {
@@ -128,19 +127,11 @@ void Reactor::block(int64_t wait_us) {
 }
 
 bool Reactor::poll(int64_t wait_us) {
-  if (wake_requested_.exchange(false, std::memory_order_acq_rel)) wait_us = 0;
-  if (pass()) return true;
+  const bool woken = wake_requested_.load(std::memory_order_relaxed) &&
+                     wake_requested_.exchange(false, std::memory_order_acq_rel);
+  if (pass() || woken) return true;
   if (wait_us <= 0) return false;
-  const Clock& real = Clock::monotonic();
-  const int64_t start = real.now_ns();
-  const int64_t spin_until = start + std::min(spin_us_, wait_us) * 1000;
-  while (real.now_ns() < spin_until) {
-    ::sched_yield();
-    if (pass()) return true;
-    if (wake_requested_.load(std::memory_order_acquire)) return false;
-  }
-  const int64_t left = wait_us - (real.now_ns() - start) / 1000;
-  if (left > 0) block(left);
+  block(wait_us);
   return pass();
 }
 

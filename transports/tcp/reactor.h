@@ -29,7 +29,6 @@ namespace sotto::tcp {
 
 struct ReactorOptions {
   double rate_limit_mbit = 0;
-  int64_t spin_us = 30;
   const Clock* clock = nullptr;
   SocketSettings sockets;
 };
@@ -78,7 +77,6 @@ class Reactor final : public Poller {
   void block(int64_t wait_us);
 
   const Clock* clock_;
-  int64_t spin_us_;
   RateLimiter egress_, ingress_;
   SendShares send_shares_;
   SocketSettings sockets_;

@@ -222,7 +222,6 @@ TcpOptions tcp_options(const Params& common, const tcp::Params& own) {
   options.background_share = static_cast<uint32_t>(common.background_share);
   options.heartbeat_ms = common.heartbeat_ms;
   options.user_timeout_ms = own.tcp_user_timeout_ms;
-  options.spin_us = common.spin_us;
   return options;
 }
 
@@ -239,7 +238,7 @@ Result<std::unique_ptr<Backend>> make_tcp_backend(const TcpOptions& options) {
   SOTTO_TRY(sockets.check());
   SOTTO_ASSIGN(std::shared_ptr<tcp::Reactor> reactor,
                tcp::Reactor::make(
-                   {options.rate_limit_mbit, options.spin_us, options.clock, std::move(sockets)}));
+                   {options.rate_limit_mbit, options.clock, std::move(sockets)}));
   return std::unique_ptr<Backend>(
       std::make_unique<tcp::TcpBackend>(options, std::move(reactor), std::move(place)));
 }

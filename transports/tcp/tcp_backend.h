@@ -43,8 +43,6 @@ struct TcpOptions {
   // Longest time in which the host at the other end of a control connection acknowledges nothing;
   // 0: 30 heartbeats, at least 2 s.
   int64_t user_timeout_ms = 0;
-  // Time for which a waiting poll spins before it sleeps.
-  int64_t spin_us = 30;
   const Clock* clock = nullptr;  // null: monotonic
 };
 

@@ -63,7 +63,8 @@ bool UcxPoller::arm() {
 }
 
 bool UcxPoller::poll(int64_t wait_us) {
-  if (pass()) return true;
+  const bool woken = woken_.load(std::memory_order_relaxed) && woken_.exchange(false);
+  if (pass() || woken) return true;
   if (wait_us <= 0) return false;
   if (!arm()) return pass();
   const int64_t us = std::min(wait_us, poll_interval_us());
