@@ -62,6 +62,8 @@ Status submit(Submission s, sotto_op** out_op) {
         "out_op must be NULL inside a group; sotto_group_end gives out the operation");
   }
   PendingGroup& group = s.state->group;
+  if (group.calls.size() == kMaxDescriptors)
+    return invalid_argument("a group has at most {} calls", kMaxDescriptors);
   SOTTO_TRY(group.device.add(s.device));
   group.calls.push_back(std::move(s.call));
   group.ranges.insert(group.ranges.end(), s.ranges.begin(), s.ranges.end());

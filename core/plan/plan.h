@@ -239,6 +239,9 @@ struct Slicing {
   uint32_t per_round = 0;  // 0: nothing is kept back
 };
 
+// Descriptors of an operation: one for each collective of a group.
+inline constexpr size_t kMaxDescriptors = UINT16_MAX;
+
 // The steps of one rank before lowering.
 struct LogicalPlan {
   std::vector<Slot> slots;

@@ -270,55 +270,33 @@ TEST(CapiGroup, ATimeOutNamesTheCallThatWaits) {
             "");
 }
 
-// A call that finds no free operation slot has done nothing: the ranks stay in step.
-TEST(CapiNoBlock, BusyIsNoCall) {
-  constexpr int kSize = 2;
-  std::atomic<bool> refused{false};
-  unsetenv("SOTTO_TRANSPORT");
-  sotto_context_config small = SOTTO_CONTEXT_CONFIG_INIT;
-  small.cpu_threads = 1;
-  small.max_ops = 1;
-  sotto_context* first = nullptr;
-  OK(sotto_context_create(&small, &first));
-  sotto_unique_id id;
-  OK(sotto_unique_id_create(first, &id));
-  EXPECT_EQ(run_ranks(kSize,
-                      [&](int rank) {
-                        sotto_context* const context = rank == 0 ? first : new_context();
-                        sotto_comm* comm = nullptr;
-                        sotto_comm_config config = SOTTO_COMM_CONFIG_INIT;
-                        config.rank = rank;
-                        config.size = kSize;
-                        config.id = &id;
-                        OK(sotto_comm_create(context, &config, &comm));
-                        std::vector<float> a(1000, 1.0f), b(10, 2.0f);
-                        const sotto_buffer all = buffer(a), part = buffer(b);
-                        if (rank == 0) {
-                          // Rank 1 sends only after the calls that find no slot.
-                          sotto_op *op = nullptr, *none = nullptr;
-                          OK(sotto_recv(comm, &part, 1, 1, nullptr, &op));
-                          sotto_call call = {};
-                          call.struct_size = sizeof call;
-                          call.flags = SOTTO_CALL_NO_BLOCK;
-                          for (int i = 0; i < 3; ++i) {
-                            FAILS(sotto_all_reduce(comm, &all, &all, 1, &call, &none), SOTTO_E_BUSY,
-                                  "1 operations are in flight");
-                            FAILS(sotto_send(comm, &part, 1, 1, &call, &none), SOTTO_E_BUSY,
-                                  "1 operations are in flight");
-                          }
-                          refused = true;
-                          OK(sotto_op_wait(op, -1));
-                          OK(sotto_op_release(op));
-                        } else {
-                          while (!refused) std::this_thread::yield();
-                          OK(sotto_send(comm, &part, 1, 0, nullptr, nullptr));
-                        }
-                        OK(sotto_all_reduce(comm, &all, &all, 1, nullptr, nullptr));
-                        require(a[999] == 2.0f, "sum");
-                        if (rank == 0) OK(sotto_send(comm, &part, 1, 1, nullptr, nullptr));
-                        if (rank == 1) OK(sotto_recv(comm, &part, 1, 0, nullptr, nullptr));
-                        OK(sotto_comm_destroy(comm));
-                        OK(sotto_context_destroy(context));
+// One more spoils the group, as other errors do.
+TEST(CapiGroup, HasALimit) {
+  constexpr size_t kMost = 65'535;
+  EXPECT_EQ(run_world(1, {},
+                      [](Member& self) {
+                        std::vector<float> x{1, 2, 3}, y(3);
+                        const sotto_buffer in = buffer(x), out = buffer(y);
+                        const auto begin = [&](size_t barriers) {
+                          OK(sotto_group_begin(self.comm));
+                          for (size_t i = 0; i < barriers; ++i)
+                            OK(sotto_barrier(self.comm, nullptr, nullptr));
+                        };
+                        const auto reduce = [&] {
+                          return sotto_all_reduce(self.comm, &in, &out, 1, nullptr, nullptr);
+                        };
+                        begin(kMost - 1);
+                        OK(reduce());
+                        OK(sotto_group_end(self.comm, nullptr, nullptr));
+                        require(y == x, "the last call of a group");
+                        y.assign(3, 0);
+                        const char* const limit = "a group has at most 65535 calls";
+                        begin(kMost);
+                        FAILS(reduce(), SOTTO_E_INVALID_ARGUMENT, limit);
+                        FAILS(sotto_group_end(self.comm, nullptr, nullptr),
+                              SOTTO_E_INVALID_ARGUMENT, "sotto_all_reduce", limit);
+                        OK(reduce());
+                        require(y == x, "behind the refused group");
                       }),
             "");
 }

@@ -94,10 +94,11 @@ inline sotto_call call_with(const std::function<void(sotto_call&)>& change) {
   return call;
 }
 
-inline sotto_context* new_context(bool progress_thread = true) {
+inline sotto_context* new_context(bool progress_thread = true, uint32_t max_ops = 0) {
   sotto_context_config config = SOTTO_CONTEXT_CONFIG_INIT;
   config.cpu_threads = 1;
   config.no_progress_thread = progress_thread ? 0 : 1;
+  config.max_ops = max_ops;
   sotto_context* context = nullptr;
   OK(sotto_context_create(&config, &context));
   return context;
@@ -116,7 +117,8 @@ struct WorldOptions {
   bool progress_thread = true;
   const char* transport_of_rank_1 = nullptr;
   void (*on_rank)(int32_t rank) = nullptr;  // on the thread of each, before its comm is made
-  bool destroy = true;  // comms and contexts at the end of the body; false: the body does it
+  bool destroy = true;   // comms and contexts at the end of the body; false: the body does it
+  uint32_t max_ops = 0;  // of each rank's context
 };
 
 // Runs the body on `size` ranks that have formed a comm. Returns the text of the rank that failed
@@ -125,12 +127,13 @@ inline std::string run_world(int32_t size, const WorldOptions& options,
                              const std::function<void(Member&)>& body) {
   // The transport of an id is a parameter of the context that makes it.
   setenv("SOTTO_TRANSPORT", options.transport, 1);
-  sotto_context* const first = new_context(options.progress_thread);
+  sotto_context* const first = new_context(options.progress_thread, options.max_ops);
   sotto_unique_id id;
   OK(sotto_unique_id_create(first, &id));
   unsetenv("SOTTO_TRANSPORT");
   return run_ranks(size, [&](int rank) {
-    Member self{rank, size, rank == 0 ? first : new_context(options.progress_thread), nullptr};
+    Member self{rank, size, first, nullptr};
+    if (rank != 0) self.context = new_context(options.progress_thread, options.max_ops);
     sotto_comm_config config = SOTTO_COMM_CONFIG_INIT;
     config.rank = rank;
     config.size = size;

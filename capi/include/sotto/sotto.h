@@ -818,6 +818,7 @@ SOTTO_API sotto_status sotto_recv(sotto_comm* comm, const sotto_buffer* out, uin
 /* From here to sotto_group_end, calls on this comm are collected and progress together as one
  * operation; their out_op must be NULL and they return at once. Needed where sends and receives of
  * one rank depend on each other. In the `call` of a collected call only tag and reduce may be set.
+ * A group has at most 65535 calls.
  *   comm [in]
  * Threads: one per handle, not from callbacks. Blocks: no. Errors: INVALID_STATE (inside a group
  * already, fork, callback). Since: 0.1 */
