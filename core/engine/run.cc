@@ -138,20 +138,19 @@ void Run::abort() const {
 
 void bind_input(Run& run, uint32_t input, std::span<void* const> memory) {
   const Plan& plan = *run.plan;
-  const std::vector<uint32_t>& slots = plan.steps[plan.awaits[input]].await()->slots;
+  const AwaitStep& await = *plan.steps[plan.awaits[input]].await();
   const auto put = [&](uint32_t slot, void* address) {
     run.bases[slot] = address;
     if (plan.addresses.late != kNoSlot)
       static_cast<void**>(run.bases[plan.addresses.late])[slot] = address;
   };
-  for (size_t i = 0; i < slots.size(); ++i) {
-    const uint32_t slot = slots[i];
+  for (size_t i = 0; i < await.slots.size(); ++i) {
+    const uint32_t slot = await.slots[i];
     put(slot, memory.empty() ? run.bases[slot] : memory[i]);
-    for (uint32_t s = 0; s < plan.slots.size(); ++s) {
-      const uint32_t of = plan.slots[s].alias_of;
-      if (of != kNoSlot && root_slot(plan.slots, s) == slot)
-        put(s, static_cast<std::byte*>(run.bases[of]) + plan.slots[s].alias_offset);
-    }
+  }
+  for (const uint32_t s : await.aliases) {
+    const Slot& alias = plan.slots[s];
+    put(s, static_cast<std::byte*>(run.bases[alias.alias_of]) + alias.alias_offset);
   }
 }
 

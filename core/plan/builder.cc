@@ -121,7 +121,7 @@ void PlanBuilder::recv(int32_t peer, Region data, uint32_t round, MessageClass m
 }
 
 uint32_t PlanBuilder::await(std::span<const uint32_t> slots) {
-  add_step(AwaitStep{{slots.begin(), slots.end()}}, {});
+  add_step(AwaitStep{{slots.begin(), slots.end()}, {}}, {});
   return awaits_++;
 }
 

@@ -166,14 +166,16 @@ class Lowering {
   void emit_await(Step& step) {
     const auto await = static_cast<uint32_t>(plan_->steps.size());
     plan_->awaits.push_back(await);
-    const std::vector<uint32_t>& named = step.await()->slots;
-    const std::set<uint32_t> arriving(named.begin(), named.end());
-    plan_->steps.push_back(std::move(step));
-    if (plan_->addresses.late == kNoSlot) return;
+    AwaitStep& input = std::get<AwaitStep>(step.work);
+    const std::set<uint32_t> arriving(input.slots.begin(), input.slots.end());
     std::vector<uint32_t> slots;
     for (uint32_t s = 0; s < in_.slots.size(); ++s) {
-      if (arriving.contains(root_slot(in_.slots, s))) slots.push_back(s);
+      if (!arriving.contains(root_slot(in_.slots, s))) continue;
+      slots.push_back(s);
+      if (in_.slots[s].alias_of != kNoSlot) input.aliases.push_back(s);
     }
+    plan_->steps.push_back(std::move(step));
+    if (plan_->addresses.late == kNoSlot) return;
     for (size_t begin = 0, end = 0; begin < slots.size(); begin = end) {
       for (end = begin + 1; end < slots.size() && slots[end] == slots[end - 1] + 1;) ++end;
       const uint32_t copy =

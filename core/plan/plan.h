@@ -168,7 +168,8 @@ struct MessageStep {
 
 // Done when an input of the operation has arrived (Engine::arrive).
 struct AwaitStep {
-  std::vector<uint32_t> slots;  // whose contents, and perhaps addresses, arrive
+  std::vector<uint32_t> slots;    // whose contents, and perhaps addresses, arrive
+  std::vector<uint32_t> aliases;  // slots that lie in them, in order; set by lower()
 };
 
 using StepWork = std::variant<KernelStep, CopyStep, MessageStep, AwaitStep>;

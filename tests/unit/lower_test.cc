@@ -248,6 +248,34 @@ TEST(Lowering, WhatUsesAnInputComesAfterIt) {
   EXPECT_EQ(preds(*plan, 4), Ids{});
 }
 
+// What binding an input looks at: its own slots and their aliases, however many slots there are.
+TEST(Lowering, AnInputKnowsTheAliasesOfItsSlots) {
+  for (const Lowering& lowering : {Lowering(), far_device()}) {
+    PlanBuilder b;
+    const uint32_t before = b.bound(16), early = b.bound(64), late = b.bound(64);
+    const uint32_t inside = b.bound(32), other = b.bound(64), within = b.bound(16);
+    const uint32_t deeper = b.bound(8), out = b.scratch(64), whole = b.bound(64);
+    const uint32_t of_scratch = b.bound(16);
+    b.alias(before, late, 48);
+    b.alias(inside, early, 8);
+    b.alias(within, other, 32);
+    b.alias(deeper, within, 8);
+    b.alias(whole, late, 0);
+    b.alias(of_scratch, out, 16);
+    const uint32_t first[] = {other, late};
+    b.await(first);
+    b.await({&early, 1});
+    b.await({&early, 0});
+    b.copy({out, 0, 8}, {deeper, 0, 8});
+    const auto plan = lowering.of(b.take());
+    ASSERT_EQ(plan->awaits.size(), 3u);
+    std::vector<Ids> found;
+    for (const uint32_t step : plan->awaits) found.push_back(plan->steps[step].await()->aliases);
+    const std::vector<Ids> wanted{{before, within, deeper, whole}, {inside}, {}};
+    EXPECT_EQ(found, wanted);
+  }
+}
+
 TEST(Lowering, RefusesAnInputThatComesTooLate) {
   PlanBuilder used;
   const uint32_t in = used.bound(64), out = used.scratch(64);
