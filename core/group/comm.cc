@@ -360,8 +360,8 @@ Result<std::shared_ptr<Comm>> Comm::split(int32_t color, int32_t key) {
   std::string mine(8, '\0');
   std::memcpy(mine.data(), &color, 4);
   std::memcpy(mine.data() + 4, &key, 4);
-  const uint32_t split_number = splits_++;
   SOTTO_ASSIGN(const std::vector<std::string> all, exchange(mine, OpKind::kCommSplit));
+  const uint32_t split_number = splits_++;  // one that was refused does not count
   struct Member {
     int32_t key;
     int32_t rank;
