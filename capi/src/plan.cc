@@ -58,7 +58,7 @@ Result<size_t> take_word(const Json& json, const char* key, std::span<const std:
   const std::string* word = it->get_ptr<const std::string*>();
   const auto found = word == nullptr ? words.end() : std::find(words.begin(), words.end(), *word);
   if (found == words.end())
-    return invalid_argument("request.{} is {}; allowed: {}", key, it->dump(), list(words));
+    return invalid_argument("request.{} is {}; allowed: {}", key, json_text(*it), list(words));
   return static_cast<size_t>(found - words.begin());
 }
 
@@ -66,7 +66,7 @@ Result<int32_t> take_rank(const Json& json, const char* key, int32_t size, int32
   const auto it = json.find(key);
   if (it == json.end()) return fallback;
   if (!it->is_number_integer() || it->get<int64_t>() < 0 || it->get<int64_t>() >= size) {
-    return invalid_argument("request.{} is {}; allowed: a rank, 0 to {}", key, it->dump(),
+    return invalid_argument("request.{} is {}; allowed: a rank, 0 to {}", key, json_text(*it),
                             size - 1);
   }
   return static_cast<int32_t>(it->get<int64_t>());
@@ -80,11 +80,11 @@ Status take_counts(const Json& json, CollectiveRequest* r) {
         "request.counts is missing: a list with the number of elements of every buffer");
   }
   if (!it->is_array())
-    return invalid_argument("request.counts is {}; allowed: a list of numbers", it->dump());
+    return invalid_argument("request.counts is {}; allowed: a list of numbers", json_text(*it));
   for (const Json& count : *it) {
     if (!count.is_number_unsigned() || count.get<uint64_t>() > kMaxElements) {
       return invalid_argument("request.counts has {}; allowed: whole numbers 0 to {}",
-                              dump_text(count), kMaxElements);
+                              json_text(count), kMaxElements);
     }
     r->counts.push_back(count.get<uint64_t>());
   }
@@ -118,17 +118,17 @@ Status take_part_counts(const Json& json, const char* key, const CollectiveReque
   const Json lists = json.value(key, Json());
   if (!lists.is_array())
     return invalid_argument("request.{} is {}; needed: a list of {} counts for every buffer", key,
-                            dump_text(lists), r.size);
+                            json_text(lists), r.size);
   for (const Json& counts : lists) {
     if (!counts.is_array() || counts.size() != static_cast<size_t>(r.size)) {
       return invalid_argument("request.{} has {}; needed: a list of {} counts, one for every rank",
-                              key, dump_text(counts), r.size);
+                              key, json_text(counts), r.size);
     }
     uint64_t at = 0;
     for (const Json& count : counts) {
       if (!count.is_number_unsigned() || count.get<uint64_t>() > kMaxElements - at) {
         return invalid_argument("request.{} has {}; allowed: whole numbers, together 0 to {}", key,
-                                dump_text(count), kMaxElements);
+                                json_text(count), kMaxElements);
       }
       parts->push_back({at, count.get<uint64_t>()});
       at += count.get<uint64_t>();
@@ -234,7 +234,7 @@ Status take_shape(const Json& json, Request* request) {
   }
   const auto in_place = json.find("in_place");
   if (in_place != json.end() && !in_place->is_boolean()) {
-    return invalid_argument("request.in_place is {}; allowed: true, false", in_place->dump());
+    return invalid_argument("request.in_place is {}; allowed: true, false", json_text(*in_place));
   }
   r.dtypes.assign(r.counts.size(), kDtypes[dtype]);
   SOTTO_TRY(check_in_place(r, in_place != json.end() && in_place->get<bool>()));
@@ -256,7 +256,7 @@ Status take_codec(const Json& json, Request* request) {
 
 Result<Request> parse(const Comm& comm, std::string_view text) {
   std::string twice;
-  const Json json = parse_plain(text, &twice);
+  SOTTO_ASSIGN(const Json json, parse_plain(text, "request", &twice));
   if (!twice.empty())
     return invalid_argument("request.{} is there twice; leave one of them out", twice);
   if (json.is_discarded() || !json.is_object()) {

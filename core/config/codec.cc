@@ -165,7 +165,7 @@ Status refuse_hierarchy(const CodecSettings& codec, const std::string& path, Fin
 
 Result<CodecSettings> parse_codec(std::string_view text) {
   std::string twice;
-  const Json json = parse_plain(text, &twice);
+  SOTTO_ASSIGN(const Json json, parse_plain(text, "codec", &twice));
   if (json.is_discarded()) return invalid_argument("codec: the description is no JSON");
   if (!twice.empty())
     return invalid_argument("codec: the key {} is there twice; leave one of them out", twice);

@@ -7,14 +7,15 @@
 #include "core/base/json_text.h"
 #include "core/base/text.h"
 #include "core/config/config.h"
+#include "core/config/filter.h"
 #include "core/config/source.h"
 
 namespace sotto {
 namespace {
 
-// Walks through the objects of a text and remembers the first key that one of them has twice. Not a
-// callback of the parser that makes the values: for every object that ends that one looks through
-// all of those before it in the same list.
+// Walks through the objects of a text and remembers the first key that one of them has twice; ends
+// where they are nested too deep. Not a callback of the parser that makes the values: for every
+// object that ends that one looks through all of those before it in the same list.
 class DuplicateFinder final : public Json::json_sax_t {
  public:
   bool null() override { return true; }
@@ -24,14 +25,18 @@ class DuplicateFinder final : public Json::json_sax_t {
   bool number_float(number_float_t, const string_t&) override { return true; }
   bool string(string_t&) override { return true; }
   bool binary(binary_t&) override { return true; }
-  bool start_array(std::size_t) override { return true; }
-  bool end_array() override { return true; }
+  bool start_array(std::size_t) override { return enter(); }
+  bool end_array() override {
+    --depth_;
+    return true;
+  }
   bool start_object(std::size_t) override {
     levels_.emplace_back();
-    return true;
+    return enter();
   }
   bool end_object() override {
     levels_.pop_back();
+    --depth_;
     return true;
   }
   bool key(string_t& key) override {
@@ -43,6 +48,7 @@ class DuplicateFinder final : public Json::json_sax_t {
   }
   // Names of the objects around the key and the key itself; empty: no key was there twice.
   const std::string& path() const { return path_; }
+  bool too_deep() const { return depth_ > kMaxConfigDepth; }
 
  private:
   struct Level {
@@ -50,6 +56,10 @@ class DuplicateFinder final : public Json::json_sax_t {
     std::string current;
   };
 
+  bool enter() {
+    ++depth_;
+    return !too_deep();
+  }
   void add(const std::string& key) {
     levels_.back().current = key;
     if (levels_.back().keys.insert(key).second || !path_.empty()) return;
@@ -58,6 +68,7 @@ class DuplicateFinder final : public Json::json_sax_t {
   }
 
   std::vector<Level> levels_;
+  int depth_ = 0;  // of objects and lists
   std::string path_;
 };
 
@@ -104,7 +115,7 @@ void replace_auto(Json& json, const Json& values, const std::string& path) {
 Result<Json> read_values(std::string_view text) {
   if (text.empty()) return Json::object();
   std::string twice;
-  Json values = parse_plain(text, &twice);
+  SOTTO_ASSIGN(const Json values, parse_plain(text, "values", &twice));
   if (!twice.empty())
     return invalid_argument("values: the key {} is there twice; leave one of them out", twice);
   if (!values.is_object()) {
@@ -136,11 +147,12 @@ std::string place_of(const TextPosition& position) {
   return fmt::format("configuration: line {}, column {}", position.line, position.column);
 }
 
-Json parse_plain(std::string_view text, std::string* twice) {
+Result<Json> parse_plain(std::string_view text, std::string_view name, std::string* twice) {
   DuplicateFinder duplicates;
-  Json json = Json::parse(text, nullptr, false);
-  if (!json.is_discarded() && Json::sax_parse(text, &duplicates)) *twice = duplicates.path();
-  return json;
+  if (Json::sax_parse(text, &duplicates)) *twice = duplicates.path();
+  if (duplicates.too_deep())
+    return invalid_argument("{}: nested more than {} levels deep", name, kMaxConfigDepth);
+  return Json::parse(text, nullptr, false);
 }
 
 Result<Json> parse_document(const std::string& text) {

@@ -19,8 +19,8 @@ std::string place_of(const TextPosition& position);
 Result<Json> parse_document(const std::string& text);
 
 // Any JSON; discarded if it is none. twice: the path of the first key that an object has twice, or
-// empty.
-Json parse_plain(std::string_view text, std::string* twice);
+// empty. INVALID_ARGUMENT with `name`, what the text is: nested deeper than kMaxConfigDepth.
+Result<Json> parse_plain(std::string_view text, std::string_view name, std::string* twice);
 
 // read(JSON text) for a text that may be that JSON as one base64url word; errors then say so.
 template <class Read>

@@ -27,7 +27,7 @@ Status read_overlap_codec(const ObjectReader& reader, OverlapConfig& config, Fin
 
 Result<OverlapConfig> parse(std::string_view text, const auto& read) {
   std::string twice;
-  const Json json = parse_plain(text, &twice);
+  SOTTO_ASSIGN(const Json json, parse_plain(text, "overlap", &twice));
   if (json.is_discarded()) return invalid_argument("overlap: the description is no JSON");
   if (!twice.empty())
     return invalid_argument("overlap: the key {} is there twice; leave one of them out", twice);

@@ -177,7 +177,7 @@ uint64_t PredictRequest::elements() const {
 
 Result<PredictRequest> parse_predict_request(std::string_view json) {
   std::string twice;
-  const Json object = parse_plain(json, &twice);
+  SOTTO_ASSIGN(const Json object, parse_plain(json, "json", &twice));
   if (!twice.empty())
     return invalid_argument("{}: the key is there twice; leave one of them out", twice);
   if (!object.is_object()) {

@@ -380,5 +380,72 @@ TEST(CapiTextsOfSetUp, VariablesWithoutARendezvous) {
   OK(sotto_context_destroy(context));
 }
 
+// Requests that are no files: the text does not quote them.
+TEST(CapiTextsOfJson, NestedTooDeeply) {
+  const auto nested = [](const std::string& before, size_t levels, const std::string& behind) {
+    return before + std::string(levels, '[') + std::string(levels, ']') + behind;
+  };
+  EXPECT_EQ(
+      run_world(
+          1, {},
+          [&](Member& self) {
+            std::vector<float> x(4), memory;
+            const sotto_buffer b = buffer(x);
+            sotto_optim* optim = nullptr;
+            OK(create_optim(self, kAdam, &memory, &optim));
+            struct Request {
+              const char* name;
+              std::string before, behind;  // of lists that are one level deep themselves
+              std::function<sotto_status(const char*)> call;
+            };
+            sotto_codec* codec = nullptr;
+            sotto_overlap* overlap = nullptr;
+            uint64_t length = 0;
+            const std::vector<Request> requests{
+                {"plan", R"({"kind": "all_reduce", "counts": )", "}",
+                 [&](const char* json) {
+                   return sotto_plan_report(self.comm, json, nullptr, 0, &length);
+                 }},
+                {"codec", R"({"type": "onebit", "scale": )", "}",
+                 [&](const char* json) {
+                   return sotto_codec_create(self.comm, json, &b, 1, &codec);
+                 }},
+                {"predict", R"({"ranks": 2, "bandwidth_mbit": 100, "params": )", "}",
+                 [&](const char* json) { return sotto_predict_report(json, nullptr, 0, &length); }},
+                {"values", R"({"optimizer.params.lr": )", "}",
+                 [&](const char* json) {
+                   return sotto_config_resolve(kAdam, json, nullptr, 0, &length);
+                 }},
+                {"overlap", R"({"bucket_bytes": )", "}",
+                 [&](const char* json) {
+                   return sotto_overlap_create(self.comm, json, &b, 1, &overlap);
+                 }},
+                {"overlap of steps", R"({"unused": )", "}",
+                 [&](const char* json) {
+                   return sotto_overlap_create_step(optim, json, &overlap);
+                 }},
+            };
+            for (const Request& r : requests) {
+              for (const size_t levels : {64, 1000, 300'000}) {
+                const std::string json = nested(r.before, levels, r.behind);
+                fails(r.call(json.c_str()), SOTTO_E_INVALID_ARGUMENT,
+                      {"nested more than 64 levels deep"}, r.name);
+                lacks(sotto_last_error(), "[[");
+              }
+              // Allowed, and a value that is refused or not.
+              const std::string json = nested(r.before, 63, r.behind);
+              (void)r.call(json.c_str());
+              lacks(sotto_last_error(), "nested");
+              // Never closed.
+              const std::string open = r.before + std::string(300'000, '[');
+              require(r.call(open.c_str()) == SOTTO_E_INVALID_ARGUMENT, r.name);
+              require(std::string(sotto_last_error()).size() < 1000, "a long text");
+            }
+            require(codec == nullptr && overlap == nullptr, "a handle of what was refused");
+            OK(sotto_optim_destroy(optim));
+          }),
+      "");
+}
+
 }  // namespace
 }  // namespace sotto::test
