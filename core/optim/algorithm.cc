@@ -87,7 +87,14 @@ Status Algorithm::accepts(const OptimSnapshot& s, StateErrors errors) const {
   SOTTO_TRY(check_values("v", s.bytes("v"), d_.arrays.has("v") ? n : 0));
   if (!std::isfinite(s.loss_scale.scale) || s.loss_scale.scale <= 0)
     return invalid_argument("the state's loss scale is {}", s.loss_scale.scale);
-  if (s.scheduler_iteration < -1)
+  constexpr int64_t kMost = int64_t{1} << 53;
+  if (s.loss_scale.iteration > static_cast<uint64_t>(kMost) || s.loss_scale.last_overflow < -1 ||
+      s.loss_scale.last_overflow >= static_cast<int64_t>(s.loss_scale.iteration)) {
+    return invalid_argument(
+        "the state's loss scaler has counted {} attempts, the last overflow was attempt {}",
+        s.loss_scale.iteration, s.loss_scale.last_overflow);
+  }
+  if (s.scheduler_iteration < -1 || s.scheduler_iteration > kMost)
     return invalid_argument("the state's scheduler iteration is {}", s.scheduler_iteration);
   SOTTO_TRY(check(s, errors));
   if (errors == StateErrors::kMean && d_.keeps_errors()) {

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <tuple>
 
@@ -259,6 +260,58 @@ TEST(LossScale, GrowsAfterItsWindowAndHalvesOnOverflow) {
     scales.push_back(scaler.scale());
   }
   EXPECT_EQ(scales, (std::vector<double>{8, 8, 16, 16, 32, 16, 16, 16, 32, 16, 8, 4, 2, 1}));
+}
+
+// Of a state whose checksum is right: the next attempt would count beyond the numbers there are.
+TEST(OptimizerHalfErrors, CountersOfAStateAreInRange) {
+  constexpr uint64_t kMost = uint64_t{1} << 53;
+  constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
+  struct Case {
+    uint64_t iteration;
+    int64_t last_overflow;
+    bool allowed;
+  };
+  constexpr Case kCases[] = {
+      {6, kLeast, false},      {6, -2, false},          {6, 6, false},
+      {6, INT64_MAX, false},   {0, 0, false},           {kMost + 1, -1, false},
+      {1ull << 63, -1, false}, {UINT64_MAX, -1, false}, {6, 5, true},
+      {6, -1, true},           {0, -1, true},           {kMost, kMost - 1, true}};
+  const Status status =
+      run_world(world_of("inproc", 1), [&](const std::shared_ptr<Comm>& comm) -> Status {
+        Model model(0);
+        const char* rest = R"(, "fp16": {"enabled": true}, "scheduler": {"type": "WarmupLR"})";
+        SOTTO_ASSIGN(const auto o, make(comm, model, R"({"type": "Adam"})", rest, Dtype::kF32));
+        model.gradients(0, Dtype::kF32);
+        SOTTO_TRY(do_step(*o));
+        SOTTO_ASSIGN(OptimSnapshot s, o->snapshot(true));
+        const std::vector<std::byte> whole = encode_optim(s);
+        for (const Case& c : kCases) {
+          s.loss_scale.iteration = c.iteration;
+          s.loss_scale.last_overflow = c.last_overflow;
+          const Status restored = o->restore(s, true);
+          const std::string text = fmt::format(
+              "the state's loss scaler has counted {} attempts, the last overflow was attempt {}",
+              c.iteration, c.last_overflow);
+          EXPECT_EQ(restored.code(), c.allowed ? Code::kOk : Code::kInvalidArgument) << text;
+          if (c.allowed) {
+            SOTTO_TRY(do_step(*o));
+            continue;
+          }
+          EXPECT_NE(restored.text().find(text), std::string::npos) << restored.text();
+          SOTTO_ASSIGN(const OptimSnapshot kept, o->snapshot(true));
+          EXPECT_EQ(encode_optim(kept), whole) << "a refused import has changed the state";
+        }
+        SOTTO_ASSIGN(s, o->snapshot(true));
+        for (const int64_t iteration : {(int64_t{1} << 53) + 1, INT64_MAX, int64_t{-2}}) {
+          s.scheduler_iteration = iteration;
+          const Status restored = o->restore(s, true);
+          EXPECT_EQ(restored.code(), Code::kInvalidArgument) << iteration;
+          const std::string text = fmt::format("scheduler iteration is {}", iteration);
+          EXPECT_NE(restored.text().find(text), std::string::npos) << restored.text();
+        }
+        return do_step(*o);
+      });
+  EXPECT_TRUE(status.ok()) << status.text();
 }
 
 TEST(OptimizerHalfErrors, NameWhatIsWrong) {
