@@ -62,14 +62,13 @@ struct OuterRounds {
   }
   // Inner steps after `step` until something happens.
   uint64_t until_next(uint64_t step) const {
-    const uint64_t most = now.period + 2 * delay;
-    for (uint64_t n = 1; n < most; ++n) {
-      for (uint64_t f = 0; f < fragments; ++f) {
-        const OuterEvents events = at(step + n, f);
-        if (events.launches || events.consumes || step + n <= synchronous) return n;
-      }
+    if (step < synchronous) return 1;
+    uint64_t next = step + now.period + 2 * delay;
+    for (uint64_t f = 0; f < fragments; ++f) {
+      next = std::min(next, next_launch(step, f));
+      if (!follows()) next = std::min(next, next_launch(step - std::min(step, delay), f) + delay);
     }
-    return most;
+    return next - step;
   }
   // Inner steps since the last launch of a fragment, or since outer steps began.
   uint64_t since_launch(uint64_t step, uint64_t fragment) const {
@@ -85,11 +84,26 @@ struct OuterRounds {
     const uint64_t n = step - rhythm.start, offset = rhythm.offset(fragment, fragments);
     return n >= offset && (n - offset) % rhythm.period == 0;
   }
+  uint64_t first_launch(const OuterRhythm& rhythm, uint64_t fragment) const {
+    const uint64_t offset = rhythm.offset(fragment, fragments);
+    return rhythm.start + (offset == 0 ? rhythm.period : offset);
+  }
   // 0: there was none.
   uint64_t last_launch(const OuterRhythm& rhythm, uint64_t step, uint64_t fragment) const {
-    const uint64_t offset = rhythm.offset(fragment, fragments);
-    const uint64_t first = rhythm.start + (offset == 0 ? rhythm.period : offset);
+    const uint64_t first = first_launch(rhythm, fragment);
     return step < first ? 0 : step - (step - first) % rhythm.period;
+  }
+  // Behind `step`.
+  uint64_t next_launch(const OuterRhythm& rhythm, uint64_t step, uint64_t fragment) const {
+    const uint64_t first = first_launch(rhythm, fragment);
+    return step < first ? first : step + rhythm.period - (step - first) % rhythm.period;
+  }
+  uint64_t next_launch(uint64_t step, uint64_t fragment) const {
+    if (past_end != 0) {
+      const uint64_t next = next_launch(past, step, fragment);
+      if (next <= past_end) return next;
+    }
+    return next_launch(now, std::max(step, past_end), fragment);
   }
 };
 

@@ -163,5 +163,69 @@ TEST(OuterRounds, ChangesOfThePeriodLoseNothing) {
   }
 }
 
+// By trying every step.
+uint64_t until_events(const OuterRounds& r, uint64_t step) {
+  for (uint64_t n = 1;; ++n) {
+    for (uint64_t f = 0; f < r.fragments; ++f) {
+      if (!r.at(step + n, f).none()) return n;
+    }
+  }
+}
+
+void expect_until_next(const OuterRounds& r, uint64_t first, uint64_t end) {
+  for (uint64_t n = first; n < end && !testing::Test::HasFailure(); ++n) {
+    EXPECT_EQ(r.until_next(n), until_events(r, n))
+        << fmt::format("step {}: period {} from {}, delay {}, {} fragments, period {} until {}", n,
+                       r.now.period, r.now.start, r.delay, r.fragments, r.past.period, r.past_end);
+  }
+}
+
+TEST(OuterRounds, TheNextStepWithEvents) {
+  for (const uint64_t fragments : {1u, 2u, 3u}) {
+    for (uint64_t period = fragments; period <= 4 * fragments; period += fragments) {
+      for (uint64_t delay = 0; delay <= period; ++delay) {
+        for (const uint64_t synchronous : {0u, 1u, 5u}) {
+          const OuterRounds r = rounds_of(period, delay, fragments, synchronous);
+          const uint64_t begin = synchronous + 2 * period;
+          expect_until_next(r, 0, begin + 2 * period);
+          for (uint64_t change = begin; change < begin + period; ++change) {
+            for (const uint64_t times : {1u, 3u, 7u}) {
+              const uint64_t other = times * fragments;
+              if (delay != period && other <= delay) continue;
+              OuterRounds changed = r;
+              changed.change_period(change, other);
+              expect_until_next(changed, change, change + 2 * (period + other));
+            }
+          }
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+// Found by arithmetic, however long it is.
+TEST(OuterRounds, TheNextStepOfALongPeriod) {
+  constexpr uint64_t kLong = uint64_t{1} << 53;
+  for (const uint64_t delay : {uint64_t{0}, uint64_t{7}, kLong - 1, kLong}) {
+    for (const uint64_t fragments : {1u, 2u, 4u}) {
+      const OuterRounds r = rounds_of(kLong, delay, fragments, 5);
+      SCOPED_TRACE(fmt::format("delay {}, {} fragments", delay, fragments));
+      EXPECT_EQ(r.until_next(4), 1u);
+      EXPECT_EQ(r.until_next(5), kLong / fragments);
+      EXPECT_EQ(r.until_next(kLong / fragments), 5u);
+      if (delay == 7) {
+        EXPECT_EQ(r.until_next(kLong + 5), 7u);
+        EXPECT_EQ(r.until_next(kLong + 12), kLong / fragments - 7);
+      }
+    }
+  }
+  OuterRounds r = rounds_of(kLong, kLong, 1, 0);
+  r.change_period(kLong, 3);
+  EXPECT_EQ(r.until_next(kLong), 3u);
+  r.change_period(kLong + 3, kLong);
+  EXPECT_EQ(r.until_next(kLong + 3), kLong);
+}
+
 }  // namespace
 }  // namespace sotto
