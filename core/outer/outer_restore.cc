@@ -93,7 +93,8 @@ Status Outer::restore(const OuterSnapshot& s, bool own) {
   if (s.lr && !given_.sets_lr) given_.gamma = *s.lr;
   events_ = not_finite_ = 0;
   at_.step = s.step;
-  at_.flushed_at = s.flushed_at;
+  // Live parameters that became the anchor have nothing that was not sent.
+  at_.flushed_at = how == OuterRestore::kAnchor ? s.step : s.flushed_at;
   swapped_ = how != OuterRestore::kAnchor && s.swapped;
   if (s.tuning) at_.restore(*s.tuning, how != OuterRestore::kAnchor, &context_.config);
   pace_.left();

@@ -366,6 +366,47 @@ TEST(CapiOuter, AFlushSeesTheVotesOfAllItsAverages) {
             "");
 }
 
+// A flush between launch and consumption leaves the boundary nothing: what it has told stays.
+TEST(CapiOuter, ABoundaryWithNothingToConsumeIsNone) {
+  EXPECT_EQ(run_world(2, {},
+                      [](Member& self) {
+                        OuterModel model;
+                        sotto_outer* outer =
+                            new_outer(self, mean_json(R"("period": 8, "delay": 4)"), model);
+                        const auto expect = [&](uint64_t n, uint32_t events, uint64_t round,
+                                                uint32_t votes) {
+                          const std::string at = " of step " + std::to_string(n);
+                          const sotto_outer_info info = info_of(outer);
+                          same(info.events & ~SOTTO_OUTER_WAITED, events, "events" + at);
+                          same(info.round, round, "round" + at);
+                          same(info.votes, votes, "votes" + at);
+                        };
+                        for (uint64_t n = 1; n <= 20; ++n) {
+                          model.add(static_cast<float>(1 + self.rank));
+                          if (n == 8) OK(sotto_outer_vote(outer, 1u << self.rank));
+                          const float before = model.read();
+                          step(outer);
+                          if (n < 20) same(model.read(), before, "parameters");
+                          expect(n,
+                                 n % 8 == 0 ? SOTTO_OUTER_LAUNCHED
+                                 : n == 20  ? SOTTO_OUTER_CONSUMED
+                                            : 0,
+                                 n < 9     ? 0
+                                 : n == 20 ? 2
+                                 : n == 9  ? 0
+                                           : 1,
+                                 n > 9 && n < 20 ? 3 : 0);
+                          if (n != 9) continue;
+                          OK(sotto_outer_flush(outer, nullptr, nullptr));
+                          expect(n, SOTTO_OUTER_LAUNCHED | SOTTO_OUTER_CONSUMED, 1, 3);
+                          same(model.read(), 1 + 1.5f * 8, "after the flush");
+                        }
+                        same(model.read(), 13 + 1.5f * 7, "after the next average");
+                        OK(sotto_outer_destroy(outer));
+                      }),
+            "");
+}
+
 // Figures are of the fragment that was updated last.
 TEST(CapiOuter, VotesOfEveryFragment) {
   EXPECT_EQ(run_world(2, {},
@@ -461,90 +502,6 @@ TEST(CapiOuter, ModelCopiesAreWrittenAfterEveryChange) {
               "")
         << type;
   }
-}
-
-// ---- States for any ranks ----
-
-// Of one rank of two, on three: parameters become the anchor, and the next averages are of three.
-TEST(CapiOuter, AnyRanksLoadAStateWithoutErrorFeedback) {
-  std::vector<char> blob;
-  EXPECT_EQ(run_world(2, {},
-                      [&](Member& self) {
-                        OuterModel model;
-                        sotto_outer* outer =
-                            new_outer(self, mean_json(R"("period": 2, "delay": 2)"), model);
-                        for (int n = 0; n < 5; ++n) {
-                          model.add(static_cast<float>(self.rank));
-                          step(outer);
-                        }
-                        uint64_t n = 0;
-                        OK(sotto_outer_state_export(outer, SOTTO_STATE_RESET, nullptr, 0, &n));
-                        std::vector<char> mine(n);
-                        OK(sotto_outer_state_export(outer, SOTTO_STATE_RESET, mine.data(), n, &n));
-                        if (self.rank == 1) blob = mine;
-                        OK(sotto_outer_destroy(outer));
-                      }),
-            "");
-  EXPECT_EQ(
-      run_world(
-          3, {},
-          [&](Member& self) {
-            OuterModel model(9);
-            sotto_outer* outer = new_outer(self, mean_json(R"("period": 2, "delay": 2)"), model);
-            FAILS(sotto_outer_state_import(outer, SOTTO_STATE_EXACT, blob.data(), blob.size()),
-                  SOTTO_E_INVALID_ARGUMENT, "rank 1 of 2; this is rank");
-            OK(sotto_outer_state_import(outer, SOTTO_STATE_RESET, blob.data(), blob.size()));
-            same(model.read(), 2, "1 and the mean of the first average, 0 and 2");
-            same(info_of(outer).step, 5, "step");
-            same(info_of(outer).in_flight, 0, "averages");
-            for (int n = 5; n < 8; ++n) {  // hold at 6, consumed at 8
-              model.add(static_cast<float>(self.rank));
-              step(outer);
-            }
-            same(model.read(), 3, "with the mean of one inner step, 0, 1 and 2");
-            OK(sotto_outer_destroy(outer));
-          }),
-      "");
-}
-
-// A flush behind an import has the rate of the last step, unless the trainer has set another.
-TEST(CapiOuter, AStateHasTheLearningRate) {
-  EXPECT_EQ(
-      run_world(2, {},
-                [](Member& self) {
-                  const auto flushed = [&](const std::string& blob, double before, double behind) {
-                    OuterModel model;
-                    const std::string json = R"({"preset": "slowmo", "period": 2})";
-                    sotto_outer* outer = new_outer(self, json, model);
-                    if (before != 0) OK(sotto_outer_set(outer, "lr", before));
-                    if (blob.empty()) {
-                      for (int k = 0; k < 3; ++k) {
-                        model.add(static_cast<float>(1 + self.rank));
-                        step(outer);
-                      }
-                    } else {
-                      OK(sotto_outer_state_import(outer, SOTTO_STATE_EXACT, blob.data(),
-                                                  blob.size()));
-                    }
-                    if (behind != 0) OK(sotto_outer_set(outer, "lr", behind));
-                    uint64_t n = 0;
-                    OK(sotto_outer_state_export(outer, SOTTO_STATE_EXACT, nullptr, 0, &n));
-                    std::string state(n, ' ');
-                    OK(sotto_outer_state_export(outer, SOTTO_STATE_EXACT, state.data(), n, &n));
-                    OK(sotto_outer_flush(outer, nullptr, nullptr));
-                    const float found = model.read();
-                    barrier(self);
-                    OK(sotto_outer_destroy(outer));
-                    return std::pair(found, state);
-                  };
-                  const auto [whole, state] = flushed("", 0.05, 0);
-                  same(flushed(state, 0, 0).first, whole, "the rate of the state");
-                  const float other = flushed("", 0.05, 0.4).first;
-                  require(other != whole, "the rate takes part");
-                  same(flushed(state, 0, 0.4).first, other, "set behind the import");
-                  same(flushed(state, 0.4, 0).first, other, "set before the import");
-                }),
-      "");
 }
 
 }  // namespace
