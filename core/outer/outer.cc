@@ -354,22 +354,22 @@ Status Outer::begin_step(const OuterFragment::Step& step) {
 
 Status Outer::begin_fragment(size_t f, const OuterEvents& events, const OuterFragment::Step& step) {
   OuterFragment& fragment = *fragments_[f];
-  const bool held =
-      events.launches && events.consumes && at_.rounds.delay != 0 && !fragment.under_way();
-  const bool moves = (events.consumes && !held) || events.averages;
+  // Without a delay a step consumes what it launches. What a flush has consumed is not there.
+  const bool at_once = at_.rounds.delay == 0;
+  const bool consumes = events.consumes && (at_once || fragment.under_way());
+  const bool held = events.launches && events.consumes && !consumes;
+  const bool moves = consumes || events.averages;
   events_ |= (events.launches ? kOuterLaunched : 0) | (held ? kOuterHeld : 0) |
              (moves ? kOuterConsumed : 0);
-  if (events.consumes && fragment.late()) events_ |= kOuterWaited;
+  if (consumes && fragment.late()) events_ |= kOuterWaited;
   if (moves) {
     fragment.report().votes = 0;
     updated_last_ = f;
   }
-  // Without a delay a step consumes what it launches.
-  const bool at_once = at_.rounds.delay == 0;
-  if (f == 0 && events.consumes && !at_once) at_.tuner.answer();
+  if (f == 0 && consumes && !at_once) at_.tuner.answer();
   if (f == 0 && events.launches) at_.tuner.asks(at_.step + 1, fragments_.size());
-  if (f == 0 && events.consumes && at_once) at_.tuner.answer();
-  if (events.consumes && !held && fragment.usual()) at_.tuner.consumed();
+  if (f == 0 && consumes && at_once) at_.tuner.answer();
+  if (consumes && fragment.usual()) at_.tuner.consumed();
   return fragment.begin(events, step);
 }
 
