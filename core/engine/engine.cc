@@ -128,6 +128,20 @@ void Engine::run_callbacks() {
 
 // ---- starting ----
 
+Status Engine::admit(int64_t timeout_us, bool may_block) {
+  const auto room = [&] { return role_.ops_in_flight() < options_.max_ops; };
+  if (room()) return ok_status();
+  const Deadline deadline = Deadline::in_us(clock(), may_block ? timeout_us : 0);
+  while (!room()) {
+    if (deadline.passed(clock())) {
+      return error(Code::kBusy, "{} operations are in flight, the limit of this context",
+                   options_.max_ops);
+    }
+    poll(1000);
+  }
+  return ok_status();
+}
+
 Result<OpRef> Engine::start(OpRequest request, bool may_block) {
   const auto refused = [&request](Status status) {
     if (request.after != 0) request.plan->device()->release(request.after);
@@ -139,18 +153,8 @@ Result<OpRef> Engine::start(OpRequest request, bool may_block) {
       request.plan->plan().messages.transfers == 0 && !request.after_ops.empty();
   if (Status failed = request.channel->failure(); !failed.ok() && !behind_others)
     return refused(std::move(failed));
-  const auto room = [&] { return role_.ops_in_flight() < options_.max_ops; };
-  if (!room()) {
-    const auto full = [&] {
-      return error(Code::kBusy, "{} operations are in flight, the limit of this context",
-                   options_.max_ops);
-    };
-    if (!may_block) return refused(full());
-    const Deadline deadline = Deadline::in_us(clock(), request.timeout_us);
-    while (!room()) {
-      if (deadline.passed(clock())) return refused(full());
-      poll(1000);
-    }
+  if (!request.admitted) {
+    if (const Status full = admit(request.timeout_us, may_block); !full.ok()) return refused(full);
   }
   auto op = pool_->make<Op>();
   op->self_ = op;

@@ -63,8 +63,12 @@ class Engine final : public Driver, public std::enable_shared_from_this<Engine> 
 
   // ---- Operations ----
 
-  // Starts an operation. BUSY if max_ops are in flight and `may_block` is false or the request's
-  // time is over. Threads: any. Operations of one channel start in the order of these calls.
+  // Waits until fewer than max_ops are in flight. BUSY: `may_block` is false or the time is over.
+  // What starts several operations asks first and marks them as admitted, so that no later one is
+  // refused. Threads: any.
+  Status admit(int64_t timeout_us, bool may_block);
+  // Starts an operation, which is admitted first if it is not marked so. Threads: any. Operations
+  // of one channel start in the order of these calls.
   Result<OpRef> start(OpRequest request, bool may_block);
 
   // An input of the operation (PlanBuilder::await) has arrived. It is there behind `event` of the

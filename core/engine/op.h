@@ -70,7 +70,8 @@ struct OpRequest {
   DoneFn on_done = nullptr;
   void* user = nullptr;
   bool done_any_thread = false;
-  bool waits = false;  // the caller will wait at once, and then drives itself
+  bool waits = false;     // the caller will wait at once, and then drives itself
+  bool admitted = false;  // Engine::admit has let the call pass that it is a part of
 };
 
 // One operation. Kept alive by shared_ptr: by its user, and by the engine until it has completed.

@@ -301,6 +301,7 @@ Result<OpRef> Comm::submit(std::shared_ptr<PreparedPlan> plan, std::unique_ptr<R
   request.user = options.user;
   request.done_any_thread = options.done_any_thread;
   request.waits = options.waits;
+  request.admitted = options.admitted;
   if (const std::shared_ptr<Device>& device = request.plan->device();
       options.stream && device->caps().streams && request.capture == nullptr) {
     const Status usable = device->check_stream(*options.stream);

@@ -41,6 +41,7 @@ struct CallOptions {
   int64_t timeout_us = 0;  // 0: the comm's; negative: never
   int32_t priority = 0;
   bool no_block = false;
+  bool admitted = false;  // Engine::admit has let the call pass that it is a part of
   DoneFn on_done = nullptr;
   void* user = nullptr;
   bool done_any_thread = false;

@@ -166,6 +166,7 @@ Result<OpRef> Optimizer::step(const CallOptions& options) {
   if (variant.together) own.tag = options.tag;
   own.timeout_us = options.timeout_us;
   own.priority = options.priority;
+  own.no_block = options.no_block;
   own.stream = options.stream;
   SOTTO_ASSIGN(OpRef inner, launch(variant, std::move(own)));
   return outer_->step(std::move(inner), lr, options);

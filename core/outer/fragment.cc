@@ -194,6 +194,7 @@ Result<OpRef> OuterFragment::collective(FragmentOp kind, const Step& step, bool 
   signature.detail = static_cast<uint32_t>(hash64(agreed.data(), agreed.size() * 8));
   CallOptions options;
   options.timeout_us = step.options.timeout_us;
+  options.admitted = step.options.admitted;
   options.priority = priority;
   options.after = std::move(after);
   const auto bind_run = [&](Run& run) {

@@ -214,6 +214,18 @@ Status Outer::check_idle() const {
              : ok_status();
 }
 
+Status Outer::admit(const CallOptions& options) const {
+  const int64_t us = timeout_us(options);
+  return context_.comm->engine().admit(us == 0 ? context_.comm->timeout_us() : us,
+                                       !options.no_block);
+}
+
+int64_t Outer::timeout_us(const CallOptions& options) const {
+  if (const auto limit = context_.config.timeout_ms; options.timeout_us == 0 && limit)
+    return static_cast<int64_t>(*limit) * 1000;
+  return options.timeout_us;
+}
+
 Status Outer::set(std::string_view name, double value) {
   SOTTO_TRY(check_idle());
   const bool is_lr = name == "lr";
@@ -275,10 +287,9 @@ OuterFragment::Step Outer::fragment_step(const CallOptions& options,
   step.told.version = kOuterMessageVersion;
   step.told.asks = given_.asks;
   step.options.tag = options.tag;
-  step.options.timeout_us = options.timeout_us;
-  if (const auto limit = context_.config.timeout_ms; options.timeout_us == 0 && limit)
-    step.options.timeout_us = static_cast<int64_t>(*limit) * 1000;
+  step.options.timeout_us = timeout_us(options);
   step.options.priority = options.priority;
+  step.options.admitted = true;
   step.options.stream = options.stream;
   step.ops = ops;
   return step;
@@ -321,6 +332,7 @@ Result<OpRef> Outer::step_behind(OpRef inner, double lr, const CallOptions& opti
     if (inner == nullptr) return allowed;
     return finish(allowed, {std::move(inner)}, options);  // which uses the caller's memory
   }
+  if (inner == nullptr) SOTTO_TRY(admit(options));
   given_.gamma = lr;
   const Clock& clock = context_.comm->engine().clock();
   pace_.inner_step(fragments_, clock.now_ns(), &at_);
@@ -378,6 +390,7 @@ Result<OpRef> Outer::finish(const Status& begun, std::vector<OpRef> ops,
   Status status = begun;
   if (status.ok()) {
     CallOptions last = options;
+    last.admitted = true;
     last.after = ops;
     in_flight_.store(true, std::memory_order_release);
     Result<OpRef> op = context_.comm->launch_local(
@@ -433,6 +446,7 @@ Result<OpRef> Outer::flush(const CallOptions& options) {
   SOTTO_TRY(context_.comm->failure());
   if (swapped_)
     return invalid_state("the anchor is in the place of the parameters; call sotto_outer_swap");
+  SOTTO_TRY(admit(options));
   std::vector<OpRef> ops;
   OuterFragment::Step step = fragment_step(options, &ops);
   if (restored_) SOTTO_TRY(rejoin(step));
@@ -463,6 +477,7 @@ Result<OpRef> Outer::flush(const CallOptions& options) {
 Result<OpRef> Outer::swap(const CallOptions& options) {
   SOTTO_TRY(check_idle());
   SOTTO_TRY(context_.comm->failure());
+  SOTTO_TRY(admit(options));
   std::vector<OpRef> ops;
   const OuterFragment::Step step = fragment_step(options, &ops);
   Status begun;
