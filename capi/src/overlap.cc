@@ -68,8 +68,7 @@ Status create_step(sotto_optim* optim, const char* json, sotto_overlap** out_ove
   const Status refused = caught([&] {
     SOTTO_TRY(check_no_group(*optim->comm));
     SOTTO_TRY(check_pointer(out_overlap, "out_overlap"));
-    return optim->core->busy() ? error(Code::kBusy, "a step of this optimizer is in flight")
-                               : ok_status();
+    return optim->core->check_idle();
   });
   SOTTO_ASSIGN(object->core,
                Overlap::create_step(optim->core, json == nullptr ? "" : json, refused));

@@ -128,6 +128,8 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   // Whether a state has error feedback.
   bool keeps_errors() const { return data_.keeps_errors(); }
 
+  // BUSY: a step is in flight.
+  Status check_idle() const;
   bool busy() const {
     return in_flight_.load(std::memory_order_acquire) || (outer_ != nullptr && outer_->busy());
   }
@@ -157,8 +159,6 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
                                                  std::string_view config_text,
                                                  std::vector<ParamSpec> params,
                                                  std::shared_ptr<Device> device, bool has_outer);
-  // BUSY: a step is in flight.
-  Status check_idle() const;
   // INVALID_STATE: an import ended in the middle.
   Status check_whole() const;
 

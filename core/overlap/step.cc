@@ -47,6 +47,8 @@ Status StepRounds::use(const std::vector<OverlapBucket>& buckets, bool observes)
 
 Result<OpRef> StepRounds::launch(const CallOptions& options, ReduceOp,
                                  std::shared_ptr<RoundOwner> owner) {
+  // Which plan is next a step in flight still decides.
+  SOTTO_TRY(optimizer_->check_idle());
   SOTTO_ASSIGN(const PreparedStep* step, optimizer_->next_plan(late_.get()));
   plan_ = step->plan;
   return optimizer_->begin(options, late_, std::move(owner));

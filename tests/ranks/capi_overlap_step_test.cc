@@ -1,5 +1,6 @@
 // Rounds at the C ABI that are steps of an optimizer.
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/ranks/capi_overlap_model.h"
@@ -106,6 +107,48 @@ TEST(CapiOverlapStep, WrongCallsAreNamed) {
                         SOTTO_E_INVALID_ARGUMENT, "optim");
                 }),
       "");
+}
+
+// Steps and rounds take turns, through both stages of the optimizer; a round that comes too early
+// changes nothing, and reads nothing of what the step is changing.
+TEST(CapiOverlapStep, ARoundIsBusyWhileAStepIsInFlight) {
+  for (const bool progress_thread : {false, true}) {
+    EXPECT_EQ(run_world(2, {.progress_thread = progress_thread},
+                        [&](Member& self) {
+                          Steps plain(self, kLamb), mixed(self, kLamb);
+                          sotto_overlap* overlap = nullptr;
+                          OK(sotto_overlap_create_step(mixed.optim, nullptr, &overlap));
+                          for (int k = 0; k < 6; ++k) {
+                            const float x = static_cast<float>((self.rank + 2) * (k + 1)) / 8;
+                            plain.gradients.write(x);
+                            mixed.gradients.write(x);
+                            for (int n = 0; n < 2; ++n)
+                              OK(sotto_optim_step(plain.optim, nullptr, nullptr));
+                            sotto_op *step = nullptr, *round = nullptr;
+                            OK(sotto_optim_step(mixed.optim, nullptr, &step));
+                            if (!progress_thread) {  // it goes on in calls that wait
+                              FAILS(sotto_overlap_begin(overlap, nullptr, &round), SOTTO_E_BUSY,
+                                    "in flight");
+                              OK(sotto_op_wait(step, -1));
+                            }
+                            sotto_status status = SOTTO_E_BUSY;
+                            while ((status = sotto_overlap_begin(overlap, nullptr, &round)) ==
+                                   SOTTO_E_BUSY)
+                              std::this_thread::yield();
+                            ok(status, "begin");
+                            mark(overlap, {0, 1, 2, 3, 4, 5});
+                            finish(overlap, round);
+                            OK(sotto_op_wait(step, -1));
+                            OK(sotto_op_release(step));
+                            require(plain.params == mixed.params, "parameters differ");
+                          }
+                          require(info_of(overlap).rounds == 6, "rounds");
+                          OK(sotto_overlap_destroy(overlap));
+                          OK(sotto_optim_destroy(mixed.optim));
+                          OK(sotto_optim_destroy(plain.optim));
+                        }),
+              "");
+  }
 }
 
 // The step in flight waits for gradients, and for those it has no deadline.
