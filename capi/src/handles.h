@@ -89,7 +89,7 @@ struct sotto_optim {
 struct sotto_outer {
   std::shared_ptr<sotto::capi::CommState> comm;
   std::shared_ptr<sotto::Outer> core;
-  bool of_optim = false;  // an optimizer makes its steps and has its state
+  std::shared_ptr<sotto::Optimizer> optim;  // makes its steps and has its state; null: none does
   // What steps write, in the order of addresses.
   std::vector<sotto::capi::MemoryRange> written;
 };

@@ -90,7 +90,7 @@ Status outer_of(const sotto_optim* optim, sotto_outer** out_outer) {
   auto object = std::make_unique<sotto_outer>();
   object->comm = optim->comm;
   object->core = optim->outer;
-  object->of_optim = true;
+  object->optim = optim->core;
   SOTTO_ASSIGN(*out_outer, give_out(std::move(object)));
   return ok_status();
 }

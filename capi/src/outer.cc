@@ -40,7 +40,7 @@ Status create(sotto_comm* comm, const char* json, const sotto_param* params, uin
 
 // What the optimizer does itself whose steps these are.
 Status check_own(const sotto_outer& outer, std::string_view instead) {
-  if (!outer.of_optim) return ok_status();
+  if (outer.optim == nullptr) return ok_status();
   return invalid_state("these outer steps are those of an optimizer (sotto_optim_outer); call {}",
                        instead);
 }
@@ -52,6 +52,7 @@ Status run(sotto_outer* outer, const sotto_call* call, sotto_op** out_op,
   SOTTO_TRY(check_no_group(*outer->comm));
   SOTTO_ASSIGN(const CallIn options, take_call(call));
   SOTTO_TRY(refuse_reduce_and_codec(options));
+  if (outer->optim != nullptr) SOTTO_TRY(outer->optim->check_idle());
   return run_operation(*outer->comm->core, options, out_op,
                        [&](const CallOptions& o) { return ((*outer->core).*start)(o); });
 }
@@ -188,7 +189,12 @@ sotto_status sotto_outer_get_info(const sotto_outer* outer, sotto_outer_info* ou
 
 sotto_status sotto_outer_destroy(sotto_outer* outer) {
   return destroyed("sotto_outer_destroy", outer, [](sotto_outer& object) {
-    if (!object.of_optim) object.core->close();
+    Outer& core = *object.core;
+    if (object.optim == nullptr) {
+      core.close();
+    } else {  // averages are the optimizer's; a flush or swap ends here, at most by its deadline
+      core.comm()->engine().wait_until([&] { return !core.busy(); }, -1);
+    }
     return ok_status();
   });
 }
