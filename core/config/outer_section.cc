@@ -196,16 +196,16 @@ Result<OuterConfig> parse_outer_text(std::string_view text) {
   SOTTO_ASSIGN(const std::string plain, blank_comments(text));
   SOTTO_ASSIGN(const Json json, parse_document(plain));
   if (!is_whole_file(json)) return read_alone(json, plain);
-  SOTTO_ASSIGN(Config config, parse_config(text));
+  Findings findings;
+  SOTTO_ASSIGN(Config config, read_file(json, plain, findings));
   if (!config.sotto.outer) {
     return invalid_argument(
         "configuration: sotto.outer: missing; add \"sotto\": {{\"outer\": {{\"preset\": "
         "\"co2\"}}}} or hand over such an object itself");
   }
-  // Exports of an outer optimizer of its own are told their mode.
-  const auto of_exports = [](const std::string& w) { return w.starts_with("sotto.checkpoint:"); };
-  std::erase_if(config.warnings, of_exports);
-  config.sotto.outer->warnings = std::move(config.warnings);
+  // Without those of sotto.checkpoint: exports of an outer optimizer of its own are told their
+  // mode.
+  config.sotto.outer->warnings = std::move(findings.warnings);
   return std::move(*config.sotto.outer);
 }
 

@@ -203,11 +203,9 @@ Status read_config(const Json& json, Config& config, Findings& findings) {
 Result<Config> parse_text(std::string_view text) {
   SOTTO_ASSIGN(const std::string plain, blank_comments(text));
   SOTTO_ASSIGN(const Json json, parse_document(plain));
-  Config config;
   Findings findings;
-  const Status status = read_config(json, config, findings);
-  if (!status.ok())
-    return status.with_prefix(place_of(position_of_path(plain, findings.error_path, 0)));
+  SOTTO_ASSIGN(Config config, read_file(json, plain, findings));
+  warn_of_refused_states(config.sotto, findings);
   config.warnings = std::move(findings.warnings);
   config.keys = std::move(findings.keys);
   return config;
@@ -219,6 +217,14 @@ std::optional<Dtype> dtype_of_word(std::optional<uint32_t> word) {
   constexpr Dtype kTypes[] = {Dtype::kF32, Dtype::kF16, Dtype::kBF16};
   if (!word) return std::nullopt;
   return kTypes[*word];
+}
+
+Result<Config> read_file(const Json& json, std::string_view text, Findings& findings) {
+  Config config;
+  const Status status = read_config(json, config, findings);
+  if (!status.ok())
+    return status.with_prefix(place_of(position_of_path(text, findings.error_path, 0)));
+  return config;
 }
 
 Result<Config> parse_config(std::string_view text) { return from_source(text, parse_text); }

@@ -25,6 +25,12 @@ Result<OverlapConfig> read_step_overlap(const Json& object, const std::string& p
 // What outer steps and the rest of a file have to do with each other.
 Status check_outer_in_file(const Config& config, Findings& findings);
 void warn_outer_in_file(const Config& config, Findings& findings);
+// Exports as configured, of DeepSpeed's programs and in Python, would be refused after hours of
+// training.
+void warn_of_refused_states(const SottoConfig& sotto, Findings& findings);
+
+// The file as a whole, with its warnings and keys in `findings`. text: without comments.
+Result<Config> read_file(const Json& json, std::string_view text, Findings& findings);
 
 // Elements, of "sotto" and of a codec.
 Status read_chunk_align(const ObjectReader& reader, uint64_t& out, Findings& findings);

@@ -211,18 +211,6 @@ void warn_of_idle_keys(const ObjectReader& reader, const Config& config, Finding
   }
 }
 
-// Exports as configured, of DeepSpeed's programs and in Python, would be refused after hours of
-// training.
-void warn_of_refused_states(const ObjectReader& reader, const SottoConfig& sotto,
-                            Findings& findings) {
-  const bool keeps_errors = sotto.outer && sotto.outer->codec && sotto.outer->codec->residual;
-  if (!keeps_errors || sotto.checkpoint != CheckpointErrors::kMean) return;
-  findings.warn(reader.path_of("checkpoint"),
-                fmt::format("mean{} does not hold the error feedback of sotto.outer.codec: on "
-                            "several ranks exports as configured are refused; set exact or reset",
-                            reader.has("checkpoint") ? "" : ", the default,"));
-}
-
 }  // namespace
 
 Status read_chunk_align(const ObjectReader& reader, uint64_t& out, Findings& findings) {
@@ -273,7 +261,6 @@ Status read_sotto(const Json& object, Config& config, Findings& findings) {
     SOTTO_ASSIGN(sotto.overlap, read_step_overlap(*overlap, path, config, findings));
   }
   warn_of_idle_keys(reader, config, findings);
-  warn_of_refused_states(reader, sotto, findings);
   const Json* groups = reader.find("param_groups");
   for (size_t i = 0; groups != nullptr && i < groups->size(); ++i) {
     const std::string path = fmt::format("sotto.param_groups[{}]", i);
@@ -281,6 +268,16 @@ Status read_sotto(const Json& object, Config& config, Findings& findings) {
                          sotto.param_groups.emplace_back(), findings));
   }
   return ok_status();
+}
+
+void warn_of_refused_states(const SottoConfig& sotto, Findings& findings) {
+  const bool keeps_errors = sotto.outer && sotto.outer->codec && sotto.outer->codec->residual;
+  if (!keeps_errors || sotto.checkpoint != CheckpointErrors::kMean) return;
+  constexpr std::string_view kPath = "sotto.checkpoint";
+  findings.warn(kPath,
+                fmt::format("mean{} does not hold the error feedback of sotto.outer.codec: on "
+                            "several ranks exports as configured are refused; set exact or reset",
+                            findings.noted(kPath) ? "" : ", the default,"));
 }
 
 Result<OptimizerParams> resolve_group(const Config& config, uint64_t index) {

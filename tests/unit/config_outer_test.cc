@@ -477,6 +477,8 @@ TEST(ConfigOuterIdle, StatesThatDoNotHoldErrorFeedback) {
   EXPECT_THAT(warnings("{}", ""), IsEmpty());
   // Exports of an outer optimizer of its own are told their mode.
   EXPECT_THAT(parse(R"({"sotto": {"outer": {"codec": "onebit"}}})").warnings, IsEmpty());
+  EXPECT_THAT(parse(R"({"sotto": {"checkpoint": "mean", "outer": {"codec": "onebit"}}})").warnings,
+              IsEmpty());
 }
 
 // ---- what follows from the settings
