@@ -94,7 +94,7 @@ void* Endpoint::send(const Head& head, const void* data, uint64_t bytes) {
                                         &param);
 }
 
-bool Endpoint::turn_of(const void* carrier) {
+bool Endpoint::turn_of(const MessageCarrier* carrier) {
   if (!over_socket()) return true;
   if (turn_ == nullptr) turn_ = carrier;
   return turn_ == carrier;

@@ -16,6 +16,8 @@
 
 namespace sotto::ucx {
 
+class MessageCarrier;
+
 class Endpoint final : private Receiver, private LossListener {
  public:
   // Greetings arrive from now on.
@@ -50,9 +52,9 @@ class Endpoint final : private Receiver, private LossListener {
   bool in_one_piece(uint64_t bytes);
   // Over a socket one carrier at a time sends such payloads, until its turn ends: more of them
   // would wait in UCX, and small messages behind them.
-  bool turn_of(const void* carrier);
+  bool turn_of(const MessageCarrier* carrier);
   bool turn_is_free() const { return turn_ == nullptr; }
-  void end_turn(const void* carrier) {
+  void end_turn(const MessageCarrier* carrier) {
     if (turn_ == carrier) turn_ = nullptr;
   }
   // Ends all transfers, whose requests then have to be settled. Nothing can be sent any more.
@@ -78,9 +80,9 @@ class Endpoint final : private Receiver, private LossListener {
   ucp_ep_h endpoint_ = nullptr;  // null: not made, or closed
   void* request_ = nullptr;      // of the greeting
   bool used_ = false, greeted_ = false, closed_ = false;
-  bool news_ = false;                // a greeting has come that was not looked at
-  std::optional<bool> over_socket_;  // one of UCX's sockets is the only way
-  const void* turn_ = nullptr;       // the carrier whose it is; null: anyone's
+  bool news_ = false;                     // a greeting has come that was not looked at
+  std::optional<bool> over_socket_;       // one of UCX's sockets is the only way
+  const MessageCarrier* turn_ = nullptr;  // whose it is; null: anyone's
   Status lost_;
 };
 
