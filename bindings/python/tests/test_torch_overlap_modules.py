@@ -40,6 +40,53 @@ def test_a_parameter_that_requires_a_gradient_later_is_an_error():
     thread_ranks(2, body)
 
 
+def test_ranks_that_train_other_parameters_are_told_which():
+    """Here they are of one size: the averages would mix gradients of different parameters."""
+
+    def body(comm):
+        net = model()
+        net[2 * comm.rank].requires_grad_(False)
+        wanted = 'parameter "0.weight" is frozen on rank 0, float32 .48, 48. on rank 1'
+        for keys in ({}, {"unused": "zero"}):
+            with pytest.raises(sotto.ProtocolError, match=wanted):
+                st.Overlap(net, comm=comm, **keys, **SMALL)
+        net = model()
+        if comm.rank == 1:
+            net[4] = torch.nn.Linear(12, 192)
+        shapes = r'"4.weight" is float32 \[48, 48\] on rank 0, float32 \[192, 12\] on rank 1'
+        with pytest.raises(sotto.ProtocolError, match=shapes):
+            st.Overlap(net, comm=comm, **SMALL)
+        net = model()
+        if comm.rank == 1:
+            net.spare = torch.nn.Linear(3, 3)
+        with pytest.raises(sotto.ProtocolError, match="not there on rank 0, float32 .3, 3. on"):
+            st.Overlap(net, comm=comm, **SMALL)
+        net = model()
+        layers = net if comm.rank == 0 else torch.nn.ModuleDict(reversed(net._modules.items()))
+        with pytest.raises(sotto.ProtocolError, match='0 is "0.weight" on rank 0, "8.weight" on'):
+            st.Overlap(layers, comm=comm, **SMALL)
+        with st.Overlap(net, comm=comm, **SMALL):
+            loss_of(net, comm.rank, 1).backward()
+        assert_means(net, model(), comm, 1)
+
+    thread_ranks(2, body)
+
+
+def test_ranks_that_freeze_other_parameters_of_an_optimizer_are_told_which():
+    def body(comm):
+        net = model()
+        optimizer = st.AdamW(net.parameters(), lr=0.01, comm=comm)
+        loss_of(net, comm.rank, 0).backward()
+        optimizer.step()
+        net[0].requires_grad_(comm.rank != 1)
+        wanted = 'parameter "[^"]*" is float32 .48, 48. on rank 0, frozen on rank 1'
+        with pytest.raises(sotto.ProtocolError, match=wanted):
+            st.Overlap(net, optimizer=optimizer, unused="zero")
+        optimizer.close()
+
+    thread_ranks(2, body)
+
+
 def test_added_parameters_are_an_error():
     def body(comm):
         net = model()

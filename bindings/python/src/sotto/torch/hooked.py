@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,10 +14,12 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from ..errors import InvalidStateError, UnsupportedError
+from ..comm import Comm
+from ..errors import InvalidStateError, ProtocolError, UnsupportedError
 from .averagers import check_whole, ddp_modules
 from .gradients import check_param
 from .passes import in_functional_call
+from .state import bytes_of, gather, tensor_of
 
 Named = list[tuple[str, torch.Tensor]]
 
@@ -58,6 +62,51 @@ def check_model(named: Named) -> None:
             )
     if not hasattr(torch.Tensor, "register_post_accumulate_grad_hook"):
         raise UnsupportedError(f"torch {torch.__version__} is too old; 2.1 or later is needed")
+
+
+def agree(comm: Comm, parameters: Iterable[tuple[str, torch.Tensor, bool]]) -> None:
+    """Compares the parameters whose gradients the ranks average. Collective.
+
+    parameters: name, tensor, and whether its gradient is averaged.
+    Errors: ProtocolError on every rank (names the first parameter that differs, and the ranks).
+    """
+    if comm.size == 1:
+        return
+    mine = [
+        (name, f"{str(p.dtype).removeprefix('torch.')} {list(p.shape)}" if taken else None)
+        for name, p, taken in parameters
+    ]
+    # Frozen ones are for the text alone.
+    text = json.dumps([entry for entry in mine if entry[1] is not None]).encode()
+    digest = hashlib.blake2b(text, digest_size=8).digest()
+    digests = torch.empty(comm.size, dtype=torch.int64)
+    own = torch.tensor([int.from_bytes(digest, "little", signed=True)])
+    comm.all_gather(own, digests).wait()
+    # Without a computation of torch's, with the first of which a thread gets its number of threads.
+    all_of_them = digests.tolist()
+    rank = next((r for r, d in enumerate(all_of_them) if d != all_of_them[0]), None)
+    if rank is None:
+        return
+    blobs = gather(comm, tensor_of(bytearray(json.dumps(mine).encode())))
+    first, other = (json.loads(bytes_of(blobs[r]).tobytes()) for r in (0, rank))
+    raise ProtocolError(
+        f"ranks average gradients of other parameters: {_difference(first, other, rank)}; give all "
+        "ranks the same model, of which the same parameters require a gradient"
+    )
+
+
+def _difference(first: Sequence[Any], other: Sequence[Any], rank: int) -> str:
+    """What rank 0 and another one have of the first parameter that is not the same."""
+    here, there = dict(first), dict(other)
+    for name in {**here, **there}:
+        if here.get(name) != there.get(name):
+            texts = [
+                (side[name] or "frozen") if name in side else "not there" for side in (here, there)
+            ]
+            return f'parameter "{name}" is {texts[0]} on rank 0, {texts[1]} on rank {rank}'
+    names = [[name for name, taken in side if taken] for side in (first, other)]
+    at = next(i for i, pair in enumerate(zip(*names)) if pair[0] != pair[1])
+    return f'parameter {at} is "{names[0][at]}" on rank 0, "{names[1][at]}" on rank {rank}'
 
 
 def _check_dense(name: str, gradient: torch.Tensor) -> None:

@@ -20,7 +20,7 @@ from ..group import meet
 from ..work import Work
 from .averagers import share_ranks
 from .base import SottoOptimizer
-from .hooked import Hooked, Named, check_model
+from .hooked import Hooked, Named, agree, check_model
 from .outer import Outer
 from .passes import in_backward, inside_backward, is_compiling
 
@@ -155,7 +155,7 @@ class Overlap:
             "codec": codec if codec is None or isinstance(codec, str) else dict(codec),
         }
         self._config = {key: value for key, value in given.items() if value is not None}
-        self._overlap = self._make(comm)
+        self._overlap = self._make(model, comm)
         settings = self._overlap.report()["settings"]
         self._zeros = settings["unused"] == "zero"
         self._observes = settings["order"] == "observed"
@@ -179,7 +179,7 @@ class Overlap:
         self._forward_hook = model.register_forward_pre_hook(_BeforeForward(self))
         _watch_steps(self)
 
-    def _make(self, comm: Comm | None) -> plain.Overlap:
+    def _make(self, model: torch.nn.Module, comm: Comm | None) -> plain.Overlap:
         if self._optimizer is not None:
             if not isinstance(self._optimizer, SottoOptimizer):
                 raise InvalidArgumentError(
@@ -191,13 +191,15 @@ class Overlap:
                 raise InvalidArgumentError("comm and optimizer are both given; it has its own")
             return self._make_steps(self._optimizer)
         self._check_alone()
+        comm = meet(comm)
+        agree(comm, ((n, p, p.requires_grad) for n, p in model.named_parameters()))
         cuda = self._named[0][1].device
         number = HOST if cuda.type == "cpu" else cuda.index
         like = [
             plain.Moving(p.numel(), str(p.dtype).removeprefix("torch."), number)
             for _, p in self._named
         ]
-        return plain.Overlap(like, self._config, comm=meet(comm))
+        return plain.Overlap(like, self._config, comm=comm)
 
     def _make_steps(self, optimizer: SottoOptimizer) -> plain.Overlap:
         """Gradients are then those of the optimizer's parameters, in its order."""
@@ -205,6 +207,7 @@ class Overlap:
             raise InvalidStateError("the optimizer has an Overlap already; close() that first")
         self._of = optimizer._build()
         mine = {id(p) for _, p in self._named}
+        agree(self._of._comm, ((t.name, t.p, id(t.p) in mine) for t in optimizer._tensors))
         for tensor in optimizer._tensors:
             if id(tensor.p) not in mine:
                 raise InvalidArgumentError(
