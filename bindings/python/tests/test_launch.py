@@ -1,9 +1,11 @@
 """Launchers' environments, and what is said when there is none."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,15 @@ from sotto.launch import LAUNCHERS, detect, rendezvous
 def test_launchers_are_recognised(name, rank, size):
     assert detect({rank: "1", size: "4"}) == (name, 1, 4)
     assert detect({rank: "1"}) is None
+
+
+def test_launchers_are_those_of_the_library_in_its_order():
+    source = Path(__file__).resolve().parents[3] / "core/group/launcher.cc"
+    table = re.search(r"kLaunchers\[\] = \{\n(.*?)\n\};", source.read_text(), re.DOTALL)
+    assert table is not None
+    pairs = re.findall(r'\{Launcher::\w+, "(\w+)", "(\w+)"\},', table.group(1))
+    assert len(pairs) == len(table.group(1).splitlines())
+    assert pairs == [(rank, size) for _, rank, size in LAUNCHERS]
 
 
 def test_the_first_launcher_counts():
