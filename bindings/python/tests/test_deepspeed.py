@@ -271,6 +271,20 @@ def test_groups_of_the_file_and_of_the_caller(comm):
         start(comm, config)
 
 
+def test_a_batch_that_micro_batches_do_not_divide_is_refused(comm):
+    """As DeepSpeed refuses it: gradient_accumulation_steps would be rounded down."""
+    optimizer = {"type": "AdamW", "params": {"lr": 0.01}}
+    batch_keys = {"train_batch_size": 26, "train_micro_batch_size_per_gpu": 8}
+    with pytest.raises(sotto.InvalidArgumentError) as told:
+        start(comm, {"optimizer": optimizer, **batch_keys})
+    for text in (
+        "has to equal train_micro_batch_size_per_gpu * gradient_accumulation_steps * ",
+        "found train_batch_size 26, train_micro_batch_size_per_gpu 8, which gives 26 against 8 * 3",
+        "train_batch_size 24 would fit",
+    ):
+        assert text in str(told.value)
+
+
 @pytest.mark.parametrize("empty", [0, 1])
 def test_groups_without_parameters_are_left_out(empty, comm):
     """Programs sort parameters by name into groups: a model may have none of a kind."""
