@@ -130,8 +130,9 @@ Status Outer::rejoin(const OuterFragment::Step& step) {
     mine.push_back(f->launches());
     mine.push_back(static_cast<uint64_t>(f->pending()));
   }
+  // In the order of averages: ranks that have restored nothing find another operation there.
   SOTTO_ASSIGN(const std::vector<std::string> all,
-               context_.comm->exchange(
+               context_.reductions->exchange(
                    {reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(uint64_t)},
                    OpKind::kOuterImport));
   constexpr size_t kFirst = 4;  // of a fragment: launches, and what has become of its average

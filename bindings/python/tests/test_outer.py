@@ -211,6 +211,30 @@ def test_states_of_other_ranks():
     thread_ranks(3, load)
 
 
+def next_average(outer):
+    for _ in range(2):
+        outer.step().wait()
+
+
+def test_a_state_that_one_rank_alone_imports():
+    """The others find it at their next average, and are told what the rank has done."""
+
+    def body(comm):
+        x = np.full(700, 5, f32)
+        with Outer([x], {**NEUTRAL, "delay": 0}, comm=comm) as outer:
+            state = outer.export_state()
+            for _ in range(4):
+                outer.step().wait()
+            if comm.rank == 0:
+                outer.import_state(state)
+            with pytest.raises(sotto.ProtocolError, match="sotto_outer_state_import") as told:
+                next_average(outer)
+            assert "rank 0" in str(told.value)
+            assert "rank 1" in str(told.value)
+
+    thread_ranks(2, body)
+
+
 @pytest.mark.parametrize(
     "keys",
     [
