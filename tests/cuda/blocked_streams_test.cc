@@ -30,6 +30,27 @@ class CudaBlockedStreams : public CudaStreamOrder {
   }
 };
 
+// An all-reduce of two ranks, of which the first has its tensor on a device.
+struct DeviceAndHost {
+  explicit DeviceAndHost(const Member& self)
+      : comm(self.comm), tensors(self.rank == 0 ? Where::kCuda : Where::kHost) {
+    at = tensors.add(values);
+    call = tensors.call();
+  }
+  // In place.
+  sotto_op* all_reduce() {
+    sotto_op* op = nullptr;
+    OK(sotto_all_reduce(comm, &at, &at, 1, &call, &op));
+    return op;
+  }
+
+  sotto_comm* comm;
+  Tensors tensors;
+  std::vector<float> values = std::vector<float>(1000, 1);
+  sotto_buffer at{};
+  sotto_call call{};
+};
+
 // NULL is all defaults, so the default stream too.
 TEST_F(CudaStreamOrder, ACallWithoutOptionsComesAfterTheDefaultStream) {
   EXPECT_EQ(run_world(1, {},
@@ -103,23 +124,19 @@ TEST_F(CudaBlockedStreams, HaveALimit) {
   std::atomic<bool> enough{false};
   EXPECT_EQ(run_world(2, {},
                       [&](Member& self) {
-                        Tensors tensors(self.rank == 0 ? Where::kCuda : Where::kHost);
-                        std::vector<float> a(1000, 1);
-                        const sotto_buffer at = tensors.add(a);
-                        const sotto_call call = tensors.call();
+                        DeviceAndHost x(self);
                         while (self.rank == 1 && !enough) std::this_thread::yield();
-                        sotto_op* op = nullptr;
-                        OK(sotto_all_reduce(self.comm, &at, &at, 1, &call, &op));
+                        sotto_op* const op = x.all_reduce();
                         if (self.rank == 0) {
                           for (int i = 0; i < 16384; ++i)
-                            OK(sotto_op_stream_wait(op, tensors.stream()));
-                          FAILS(sotto_op_stream_wait(op, tensors.stream()), SOTTO_E_DEVICE,
+                            OK(sotto_op_stream_wait(op, x.tensors.stream()));
+                          FAILS(sotto_op_stream_wait(op, x.tensors.stream()), SOTTO_E_DEVICE,
                                 "16384 streams of cuda:0 wait");
                           enough = true;
                         }
                         OK(sotto_op_wait(op, -1));
-                        tensors.sync();
-                        if (self.rank == 0) OK(sotto_op_stream_wait(op, tensors.stream()));
+                        x.tensors.sync();
+                        if (self.rank == 0) OK(sotto_op_stream_wait(op, x.tensors.stream()));
                         OK(sotto_op_release(op));
                       }),
             "");
@@ -162,17 +179,13 @@ TEST_F(CudaBlockedStreams, DoNotHoldUpWhatIsGivenBack) {
 std::string reduce_behind(const std::function<void(Member&, sotto_op*, cudaStream_t)>& order,
                           const std::atomic<bool>& let_rank_1) {
   return run_world(2, {}, [&](Member& self) {
-    Tensors tensors(self.rank == 0 ? Where::kCuda : Where::kHost);
-    std::vector<float> a(1000, 1);
-    const sotto_buffer at = tensors.add(a);
-    const sotto_call call = tensors.call();
+    DeviceAndHost x(self);
     while (self.rank == 1 && !let_rank_1) std::this_thread::yield();
-    sotto_op* op = nullptr;
-    OK(sotto_all_reduce(self.comm, &at, &at, 1, &call, &op));
+    sotto_op* const op = x.all_reduce();
     if (self.rank == 0) {
-      order(self, op, tensors.stream());
-      tensors.download();
-      require(a[0] == 2 && a[999] == 2, "the stream comes after the operation");
+      order(self, op, x.tensors.stream());
+      x.tensors.download();
+      require(x.values[0] == 2 && x.values[999] == 2, "the stream comes after the operation");
     }
     OK(sotto_op_wait(op, -1));
     OK(sotto_op_release(op));
@@ -203,21 +216,17 @@ TEST_F(CudaStreamOrder, AnOperationThatFailsEndsTheWait) {
   std::atomic<bool> comes{false};
   EXPECT_EQ(run_world(2, {},
                       [&](Member& self) {
-                        Tensors tensors(self.rank == 0 ? Where::kCuda : Where::kHost);
-                        std::vector<float> a(1000, 1);
-                        const sotto_buffer at = tensors.add(a);
-                        sotto_call call = tensors.call();
-                        call.timeout_us = 200'000;
+                        DeviceAndHost x(self);
+                        x.call.timeout_us = 200'000;
                         if (self.rank == 1) {
                           while (!comes) std::this_thread::yield();
                           return;
                         }
-                        sotto_op* op = nullptr;
-                        OK(sotto_all_reduce(self.comm, &at, &at, 1, &call, &op));
-                        OK(sotto_op_stream_wait(op, tensors.stream()));
+                        sotto_op* const op = x.all_reduce();
+                        OK(sotto_op_stream_wait(op, x.tensors.stream()));
                         FAILS(sotto_op_error(op, nullptr), SOTTO_E_TIMEOUT, "");
                         OK(sotto_op_release(op));
-                        tensors.sync();
+                        x.tensors.sync();
                         comes = true;
                       }),
             "");
@@ -228,19 +237,15 @@ TEST_F(CudaStreamOrder, AFailedOperationEndsWhenItsStreamGoesOn) {
   std::atomic<bool> goes_on{false};
   EXPECT_EQ(run_world(2, {},
                       [&](Member& self) {
-                        Tensors tensors(self.rank == 0 ? Where::kCuda : Where::kHost);
-                        std::vector<float> a(1000, 1);
-                        const sotto_buffer at = tensors.add(a);
-                        sotto_call call = tensors.call();
-                        call.timeout_us = 200'000;
+                        DeviceAndHost x(self);
+                        x.call.timeout_us = 200'000;
                         const auto stand_still = [](void* until) {
                           while (!*static_cast<std::atomic<bool>*>(until))
                             std::this_thread::sleep_for(std::chrono::milliseconds(1));
                         };
                         if (self.rank == 0)
-                          CUDA_OK(cudaLaunchHostFunc(tensors.stream(), stand_still, &goes_on));
-                        sotto_op* op = nullptr;
-                        OK(sotto_all_reduce(self.comm, &at, &at, 1, &call, &op));
+                          CUDA_OK(cudaLaunchHostFunc(x.tensors.stream(), stand_still, &goes_on));
+                        sotto_op* const op = x.all_reduce();
                         if (self.rank == 1) {  // which has no stream
                           FAILS(sotto_op_wait(op, -1), SOTTO_E_TIMEOUT, "");
                           OK(sotto_op_release(op));
@@ -252,7 +257,7 @@ TEST_F(CudaStreamOrder, AFailedOperationEndsWhenItsStreamGoesOn) {
                         goes_on = true;
                         FAILS(sotto_op_wait(op, -1), SOTTO_E_TIMEOUT, "");
                         OK(sotto_op_release(op));
-                        tensors.sync();
+                        x.tensors.sync();
                       }),
             "");
 }
@@ -278,19 +283,15 @@ TEST_F(CudaBlockedStreams, GoOnWithoutTheHost) {
 TEST_F(CudaBlockedStreams, CanBeMadeAgainAndAgain) {
   EXPECT_EQ(run_world(2, {},
                       [](Member& self) {
-                        Tensors tensors(self.rank == 0 ? Where::kCuda : Where::kHost);
-                        std::vector<float> a(1000, 1);
-                        const sotto_buffer at = tensors.add(a);
-                        const sotto_call call = tensors.call();
+                        DeviceAndHost x(self);
                         for (int round = 0; round < 20; ++round) {
-                          sotto_op* op = nullptr;
-                          OK(sotto_all_reduce(self.comm, &at, &at, 1, &call, &op));
-                          if (self.rank == 0) OK(sotto_op_stream_wait(op, tensors.stream()));
+                          sotto_op* const op = x.all_reduce();
+                          if (self.rank == 0) OK(sotto_op_stream_wait(op, x.tensors.stream()));
                           OK(sotto_op_wait(op, -1));
                           OK(sotto_op_release(op));
                         }
-                        tensors.download();
-                        require(a[999] == 1 << 20, "twenty sums");
+                        x.tensors.download();
+                        require(x.values[999] == 1 << 20, "twenty sums");
                       }),
             "");
 }
@@ -300,16 +301,12 @@ TEST_F(CudaBlockedStreams, NeedTheirConditions) {
   const auto refused = [](const char* why) {
     std::atomic<bool> comes{false};
     return run_world(2, {}, [&](Member& self) {
-      Tensors tensors(self.rank == 0 ? Where::kCuda : Where::kHost);
-      std::vector<float> a(1000, 1);
-      const sotto_buffer at = tensors.add(a);
-      const sotto_call call = tensors.call();
+      DeviceAndHost x(self);
       while (self.rank == 1 && !comes) std::this_thread::yield();
-      sotto_op* op = nullptr;
-      OK(sotto_all_reduce(self.comm, &at, &at, 1, &call, &op));
+      sotto_op* const op = x.all_reduce();
       if (self.rank == 0)
-        FAILS(sotto_op_stream_wait(op, tensors.stream()), SOTTO_E_UNSUPPORTED, "SOTTO_STREAM_BLOCK",
-              why);
+        FAILS(sotto_op_stream_wait(op, x.tensors.stream()), SOTTO_E_UNSUPPORTED,
+              "SOTTO_STREAM_BLOCK", why);
       comes = true;
       OK(sotto_op_wait(op, -1));
       OK(sotto_op_release(op));
