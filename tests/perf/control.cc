@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <stdexcept>
 
 namespace sotto::perf {
@@ -55,6 +56,28 @@ void Control::write(const std::string& text) {
     if (n <= 0) throw system_error("the control socket is gone");
     at += static_cast<size_t>(n);
   }
+}
+
+int run_told_rank(const std::string& path, const std::function<ToldRank()>& make) {
+  using Json = nlohmann::ordered_json;
+  Control control(path);
+  try {
+    const ToldRank rank = make();
+    control.write(Json{{"rank", rank.number},
+                       {"pid", ::getpid()},
+                       {"version", SOTTO_PERF_VERSION},
+                       {"build", SOTTO_PERF_BUILD}}
+                      .dump());
+    for (std::string line; control.read(&line);) control.write(rank.obey(line));
+    return 0;
+  } catch (const std::exception& e) {
+    control.write(Json{{"error", e.what()}}.dump());
+    return 1;
+  }
+}
+
+void refuse_command(const std::string& line) {
+  throw std::runtime_error("a command that this rank does not know: " + line);
 }
 
 }  // namespace sotto::perf

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <sstream>
@@ -274,26 +275,17 @@ Json obey(Rank* rank, const std::string& line) {
       return rank->singles(method, counted, pause_us);
     }
   }
-  throw std::runtime_error("a command that this rank does not know: " + line);
+  refuse_command(line);
 }
 
 }  // namespace
 
 int run_net_rank(const std::string& path) {
-  Control control(path);
-  try {
-    Rank rank;
-    control.write(Json{{"rank", rank.rank()},
-                       {"pid", ::getpid()},
-                       {"version", SOTTO_PERF_VERSION},
-                       {"build", SOTTO_PERF_BUILD}}
-                      .dump());
-    for (std::string line; control.read(&line);) control.write(obey(&rank, line).dump());
-    return 0;
-  } catch (const std::exception& e) {
-    control.write(Json{{"error", e.what()}}.dump());
-    return 1;
-  }
+  return run_told_rank(path, [] {
+    const auto rank = std::make_shared<Rank>();
+    return ToldRank{rank->rank(),
+                    [rank](const std::string& line) { return obey(rank.get(), line).dump(); }};
+  });
 }
 
 }  // namespace sotto::perf

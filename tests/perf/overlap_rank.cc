@@ -2,7 +2,6 @@
 // and tell it what to do.
 #include <fmt/core.h>
 #include <time.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -279,26 +278,17 @@ Json obey(Rank* rank, const std::string& line) {
   if (command == "compute" && words >> number) return rank->compute(number);
   if (command == "run" && words >> name >> number >> more) return rank->run(name, number, more);
   if (command == "finish" && words >> name) return rank->finish(name);
-  throw std::runtime_error("a command that this rank does not know: " + line);
+  refuse_command(line);
 }
 
 }  // namespace
 
 int run_overlap_rank(const std::string& path) {
-  Control control(path);
-  try {
-    Rank rank;
-    control.write(Json{{"rank", rank.rank()},
-                       {"pid", ::getpid()},
-                       {"version", SOTTO_PERF_VERSION},
-                       {"build", SOTTO_PERF_BUILD}}
-                      .dump());
-    for (std::string line; control.read(&line);) control.write(obey(&rank, line).dump());
-    return 0;
-  } catch (const std::exception& e) {
-    control.write(Json{{"error", e.what()}}.dump());
-    return 1;
-  }
+  return run_told_rank(path, [] {
+    const auto rank = std::make_shared<Rank>();
+    return ToldRank{rank->rank(),
+                    [rank](const std::string& line) { return obey(rank.get(), line).dump(); }};
+  });
 }
 
 }  // namespace sotto::perf
