@@ -2,8 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
+#include <utility>
 
 #include "core/cpu/elements.h"
 #include "core/kernels/sparse_elements.h"
@@ -168,26 +170,6 @@ void pack(const uint16_t* numbers, uint32_t k, uint32_t n, uint8_t* bytes) {
   rest.finish();
 }
 
-inline void pack(const uint16_t* numbers, uint32_t low, uint32_t k, uint32_t n, uint8_t* bytes) {
-  using Pack = void (*)(const uint16_t*, uint32_t, uint32_t, uint8_t*);
-  static constexpr Pack kOfBits[] = {pack<0>,  pack<1>,  pack<2>, pack<3>, pack<4>,
-                                     pack<5>,  pack<6>,  pack<7>, pack<8>, pack<9>,
-                                     pack<10>, pack<11>, pack<12>};
-  kOfBits[low](numbers, k, n, bytes);
-}
-
-inline void write_indices(const SparseBlock& b, const uint16_t* indices, uint8_t* out) {
-  if (b.form == SparseForm::kAll) return;
-  if (b.form == SparseForm::kBitmap)
-    return write_ones(
-        b.k, b.index_bytes, [&](uint32_t j) { return indices[j]; }, out);
-  pack(indices, b.low, b.k, b.low_bytes, out);
-  if (b.form == SparseForm::kPacked) return;
-  write_ones(
-      b.k, b.index_bytes - b.low_bytes, [&](uint32_t j) { return (indices[j] >> b.low) + j; },
-      out + b.low_bytes);
-}
-
 // The k numbers of a string of n bytes, of kLow bits each, at most 12.
 template <uint32_t kLow>
 void unpack(const uint8_t* bytes, uint32_t n, uint32_t k, uint16_t* numbers) {
@@ -206,12 +188,26 @@ void unpack(const uint8_t* bytes, uint32_t n, uint32_t k, uint16_t* numbers) {
   for (; j < k; ++j) numbers[j] = static_cast<uint16_t>(number_at(bytes, kLow, j));
 }
 
-inline void unpack(const uint8_t* bytes, uint32_t n, uint32_t low, uint32_t k, uint16_t* numbers) {
-  using Unpack = void (*)(const uint8_t*, uint32_t, uint32_t, uint16_t*);
-  static constexpr Unpack kOfBits[] = {unpack<0>,  unpack<1>,  unpack<2>, unpack<3>, unpack<4>,
-                                       unpack<5>,  unpack<6>,  unpack<7>, unpack<8>, unpack<9>,
-                                       unpack<10>, unpack<11>, unpack<12>};
-  kOfBits[low](bytes, n, k, numbers);
+// The two of numbers of so many bits.
+struct BitNumbers {
+  void (*pack)(const uint16_t*, uint32_t k, uint32_t n, uint8_t* bytes);
+  void (*unpack)(const uint8_t* bytes, uint32_t n, uint32_t k, uint16_t*);
+};
+inline constexpr auto kOfBits = []<uint32_t... kLow>(std::integer_sequence<uint32_t, kLow...>) {
+  return std::array{BitNumbers{pack<kLow>, unpack<kLow>}...};
+}
+(std::make_integer_sequence<uint32_t, 13>());
+
+inline void write_indices(const SparseBlock& b, const uint16_t* indices, uint8_t* out) {
+  if (b.form == SparseForm::kAll) return;
+  if (b.form == SparseForm::kBitmap)
+    return write_ones(
+        b.k, b.index_bytes, [&](uint32_t j) { return indices[j]; }, out);
+  kOfBits[b.low].pack(indices, b.k, b.low_bytes, out);
+  if (b.form == SparseForm::kPacked) return;
+  write_ones(
+      b.k, b.index_bytes - b.low_bytes, [&](uint32_t j) { return (indices[j] >> b.low) + j; },
+      out + b.low_bytes);
 }
 
 // Whether these are k ascending indices below m.
@@ -222,7 +218,7 @@ bool read_indices(const SparseBlock& b, const uint8_t* payload, uint16_t* indice
       for (uint32_t j = 0; j < b.k; ++j) indices[j] = static_cast<uint16_t>(j);
       return true;
     case SparseForm::kBitmap: return Ops::positions_of_ones(payload, b.m, b.k, indices) == b.k;
-    case SparseForm::kPacked: unpack(payload, b.low_bytes, b.low, b.k, indices); break;
+    case SparseForm::kPacked: kOfBits[b.low].unpack(payload, b.low_bytes, b.k, indices); break;
     case SparseForm::kEliasFano: return Ops::elias_fano(b, payload, indices);
   }
   return Ops::are_ascending(indices, b.k) && indices[b.k - 1] < b.m;
