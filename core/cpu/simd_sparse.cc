@@ -1,7 +1,7 @@
 // Vector kernels of selections. The k largest of a block: elements that reach a bound are marked
 // while c is formed, and only these are looked at again. The bound is guessed from the block
-// before. Where fewer than k elements or very many reach it, it is the k-th largest of the maxima
-// of many groups, below which none of the k largest can be.
+// before, also that of the call before. Where fewer than k elements or very many reach it, it is
+// the k-th largest of the maxima of many groups, below which none of the k largest can be.
 #include "core/cpu/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -10,28 +10,13 @@
 
 #include "core/cpu/ops_sparse.h"
 #include "core/cpu/simd-inl.h"
+#include "core/cpu/simd_sparse_keys-inl.h"
 
 #if SOTTO_SIMD_TARGET
 HWY_BEFORE_NAMESPACE();
 namespace sotto {
 namespace HWY_NAMESPACE {
 namespace {
-
-HWY_INLINE VI magnitudes(VF c) { return hn::And(hn::BitCast(DI(), c), hn::Set(DI(), 0x7fffffff)); }
-HWY_INLINE VI sparse_keys(const float* c) { return magnitudes(load(c)); }
-
-// Four vectors of a block; values in registers have names and no numbers.
-constexpr uint32_t kQuad = 4 * static_cast<uint32_t>(kN);
-
-// A bit for each lane, the first one's lowest.
-template <class D>
-HWY_INLINE uint64_t bits_of_mask(D d, hn::Mask<D> mask) {
-  alignas(8) uint8_t bytes[8] = {};
-  hn::StoreMaskBits(d, mask, bytes);
-  uint64_t bits;
-  std::memcpy(&bits, bytes, sizeof bits);
-  return bits;
-}
 
 // Bits of a byte, the lowest first, as the lower bits of pairs in two bytes, the highest first.
 struct BitPairs {
@@ -72,79 +57,23 @@ struct alignas(16) Unpack {
 };
 constexpr Unpack kUnpack[kUnpackBits + 1] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
 
-struct SparseQuad {
-  VI a, b, c, d;
-
-  static HWY_INLINE SparseQuad keys(VF a, VF b, VF c, VF d) {
-    return {magnitudes(a), magnitudes(b), magnitudes(c), magnitudes(d)};
-  }
-  static HWY_INLINE SparseQuad keys_at(const float* c) {
-    return keys(load(c), load(c + kN), load(c + 2 * kN), load(c + 3 * kN));
-  }
-  HWY_INLINE VI largest() const { return hn::Max(hn::Max(a, b), hn::Max(c, d)); }
-  // A bit for each key, the first one's lowest.
-  HWY_INLINE uint64_t above(VI bound) const {
-    return bits_of_mask(DI(), hn::Gt(a, bound)) | bits_of_mask(DI(), hn::Gt(b, bound)) << kN |
-           bits_of_mask(DI(), hn::Gt(c, bound)) << 2 * kN |
-           bits_of_mask(DI(), hn::Gt(d, bound)) << 3 * kN;
-  }
+constexpr int32_t kNoGuess = 0x7fffffff;  // nothing reaches it
+struct SparseGuess {
+  int32_t key = kNoGuess;    // that a few more than k are to reach
+  int32_t margin = 1 << 20;  // from the k-th largest key down to it
 };
-
-// Keys in vectors.
-struct SparseKeys {
-  alignas(64) int32_t key[kMaxSparseBlock + kN];
-  uint32_t count = 0;
-
-  HWY_INLINE VI at(uint32_t i) const { return hn::Load(DI(), key + i); }
-  // Behind the last one there are keys that are below all others.
-  HWY_INLINE void pad() { hn::StoreU(hn::Set(DI(), -1), DI(), key + count); }
-
-  HWY_INLINE int32_t largest() const {
-    VI high = hn::Zero(DI());
-    for (uint32_t i = 0; i < count; i += kN) high = hn::Max(high, at(i));
-    return hn::GetLane(hn::MaxOfLanes(DI(), high));
-  }
-
-  // The largest key that at least k reach, k: 1 to count; or a smaller one that k to `most` reach.
-  // low: all reach it. probe: above it, tried first. *reached: how many reach the result.
-  HWY_INLINE int32_t bound(uint32_t k, uint32_t most, int32_t low, int32_t probe,
-                           uint32_t* reached) const {
-    uint32_t at_low = count, at_high = 0;
-    int64_t high = int64_t{std::max(largest(), probe)} + 1;  // fewer than k reach it
-    for (uint32_t probes = 0; at_low > most && high - low > 1; ++probes) {
-      const uint32_t n = above(probe - 1);
-      if (n >= k) {
-        low = probe;
-        at_low = n;
-      } else {
-        high = probe;
-        at_high = n;
-      }
-      // Keys between the two are taken for evenly distributed, a few times.
-      const auto span = static_cast<float>(high - low);
-      const float share = probes < 8 ? (static_cast<float>(at_low - k) + 0.5f) /
-                                           static_cast<float>(at_low - at_high)
-                                     : 0.5f;
-      const auto step = static_cast<int64_t>(span * share);
-      probe = static_cast<int32_t>(
-          low + std::clamp<int64_t>(step, 1, std::max<int64_t>(high - low - 1, 1)));
-    }
-    *reached = at_low;
-    return low;
-  }
-
-  // How many are above a key.
-  HWY_INLINE uint32_t above(int32_t bound) const {
-    size_t n = 0;
-    for (uint32_t i = 0; i < count; i += kN)
-      n += hn::CountTrue(DI(), hn::Gt(at(i), hn::Set(DI(), bound)));
-    return static_cast<uint32_t>(n);
-  }
-};
+// What the call before has ended with: it was of the same tensor, as a rule. Any guess gives the
+// same selection.
+thread_local SparseGuess last_guess;
 
 class VectorSparse {
  public:
   using Indices = hn::FixedTag<uint16_t, 8>;
+
+  VectorSparse() = default;
+  ~VectorSparse() { last_guess = {guess_, margin_}; }
+  VectorSparse(const VectorSparse&) = delete;
+  VectorSparse& operator=(const VectorSparse&) = delete;
 
   static void form(const float* x, float* e, float rho, uint32_t n, uint32_t* flags) {
     const VF decay = set(rho);
@@ -330,11 +259,15 @@ class VectorSparse {
     return fold_sum(lanes);
   }
 
+  // Into the second cache: the first one holds the block that is selected, and has fewer lines on
+  // their way at a time.
+  static HWY_INLINE void prefetch(const float* line) { __builtin_prefetch(line, 0, 2); }
+
   // Asks for lines of the next block while this one is selected.
   HWY_INLINE void ask(uint32_t lines) {
     for (uint32_t l = 0; l < lines; ++l, next_x_ += 16, next_e_ += 16) {
-      hwy::Prefetch(next_x_);
-      hwy::Prefetch(next_e_);
+      prefetch(next_x_);
+      prefetch(next_e_);
     }
   }
 
@@ -342,35 +275,33 @@ class VectorSparse {
   // while a block is selected.
   static constexpr uint32_t kAhead = 1024;
 
-  // e becomes c. Finds the largest keys of quads and marks what reaches the guess.
+  // e becomes c. Marks what reaches the guess.
   HWY_INLINE void form_and_mark(const float* x, float* e, float rho, uint32_t m, uint32_t* flags) {
     const VF decay = set(rho);
     const VI below = hn::Set(DI(), guess_ - 1);
-    const VI infinite = hn::Set(DI(), 0x7f800000);
-    int32_t* maxima = maxima_;
-    for (uint32_t i = 0; i < m; i += kQuad, maxima += kN) {
+    const VI finite = hn::Set(DI(), 0x7f7fffff);
+    auto* marks = reinterpret_cast<uint8_t*>(marks_);
+    for (const float* const end = x + m; x != end; x += kQuad, e += kQuad, marks += kQuad / 8) {
       for (uint32_t l = 0; l < kQuad; l += 16) {  // by lines of the cache
-        hwy::Prefetch(x + i + l + kAhead);
-        hwy::Prefetch(e + i + l + kAhead);
+        prefetch(x + l + kAhead);
+        prefetch(e + l + kAhead);
       }
-      const VF c0 = sum_at(x + i, e + i, decay), c1 = sum_at(x + i + kN, e + i + kN, decay),
-               c2 = sum_at(x + i + 2 * kN, e + i + 2 * kN, decay),
-               c3 = sum_at(x + i + 3 * kN, e + i + 3 * kN, decay);
+      const VF c0 = sum_at(x, e, decay), c1 = sum_at(x + kN, e + kN, decay),
+               c2 = sum_at(x + 2 * kN, e + 2 * kN, decay),
+               c3 = sum_at(x + 3 * kN, e + 3 * kN, decay);
       SparseQuad keys = SparseQuad::keys(c0, c1, c2, c3);
-      VI largest = keys.largest();
       // c is finite only where x is.
-      if (HWY_LIKELY(hn::AllTrue(DI(), hn::Lt(largest, infinite)))) {
-        store(c0, e + i);
-        store(c1, e + i + kN);
-        store(c2, e + i + 2 * kN);
-        store(c3, e + i + 3 * kN);
+      if (HWY_LIKELY(hn::AllFalse(DI(), hn::Gt(keys.largest(), finite)))) {
+        store(c0, e);
+        store(c1, e + kN);
+        store(c2, e + 2 * kN);
+        store(c3, e + 3 * kN);
       } else {
-        ScalarSparse::form(x + i, e + i, rho, kQuad, flags);
-        keys = SparseQuad::keys_at(e + i);
-        largest = keys.largest();
+        ScalarSparse::form(x, e, rho, kQuad, flags);
+        keys = SparseQuad::keys_at(e);
       }
-      hn::Store(largest, DI(), maxima);
-      store_marks(keys.above(below), i);
+      const uint64_t bits = keys.above(below);
+      std::memcpy(marks, &bits, kQuad / 8);
     }
   }
   static HWY_INLINE VF sum_at(const float* x, const float* e, VF decay) {
@@ -396,20 +327,22 @@ class VectorSparse {
 
   // Places of the marks, in order; behind them as many as make a vector, that are places of c.
   HWY_INLINE void list_marks(uint32_t m, int32_t* index) {
+    constexpr uint64_t kLast = uint64_t{1} << 63;  // listed where there is no mark
     uint32_t n = 0;
     for (uint32_t w = 0; w < (m + 63) / 64; ++w) {
+      ask(2);
       uint64_t word = marks_[w];
-      ask(1);
       const auto ones = static_cast<uint32_t>(hwy::PopCount(word));
       const auto first = static_cast<int32_t>(64 * w);
-      for (uint32_t listed = 0;; listed += 4) {
+      int32_t* to = index + n;
+      n += ones;
+      for (int32_t* const end = to + ones;; to += 4) {
         HWY_UNROLL(4) for (uint32_t l = 0; l < 4; ++l) {
-          index[n + listed + l] = first + static_cast<int32_t>(std::countr_zero(word));
+          to[l] = first + static_cast<int32_t>(std::countr_zero(word | kLast));
           word &= word - 1;
         }
-        if (listed + 4 >= ones) break;
+        if (HWY_LIKELY(to + 4 >= end)) break;
       }
-      n += ones;
     }
     hn::StoreU(hn::Zero(DI()), DI(), index + n);
   }
@@ -445,33 +378,23 @@ class VectorSparse {
     near.count = count;
     for (uint32_t n = 0; n < count; n += kN) {
       ask(2);
-      const VF of_index = hn::GatherIndex(DF(), c, hn::Load(DI(), index + n));
+      const VF of_index = at_places(c, index + n);
       hn::Store(of_index, DF(), value + n);
       hn::Store(magnitudes(of_index), DI(), near.key + n);
     }
     near.pad();
     uint32_t reached;
-    const int32_t last =
-        near.bound(k, k, least, std::min(least, kNoGuess - margin_) + margin_, &reached);
+    // The k-th largest is about as far above the guess as in the block before.
+    const int32_t eighth = margin_ / 8;
+    const int32_t last = near.bound(k, k, least, std::min(least, kNoGuess - margin_) + 5 * eighth,
+                                    2 * eighth, &reached);
     guess_ = std::max(last - margin_, 1);
     uint32_t j = 0;
-    // In fewer lanes compressing is a table, which costs more than it saves.
-    if (kN == 16 && reached == k) {
-      const hn::Rebind<uint16_t, DI> narrow;
+    if (reached == k) {
       for (uint32_t n = 0; n < count; n += kN) {
         const auto chosen = hn::Gt(near.at(n), hn::Set(DI(), last - 1));
-        const VI places = hn::Compress(hn::Load(DI(), index + n), chosen);
-        hn::StoreU(hn::DemoteTo(narrow, places), narrow, s->indices + j);
-        store(hn::Compress(hn::Load(DF(), value + n), hn::RebindMask(DF(), chosen)), s->values + j);
-        j += static_cast<uint32_t>(hn::CountTrue(DI(), chosen));
-      }
-      return;
-    }
-    if (reached == k) {
-      for (uint32_t n = 0; n < count; ++n) {
-        s->indices[j] = static_cast<uint16_t>(index[n]);
-        s->values[j] = value[n];
-        j += near.key[n] >= last ? 1 : 0;
+        j += compress(hn::Load(DI(), index + n), hn::Load(DF(), value + n), chosen, s->indices + j,
+                      s->values + j);
       }
       return;
     }
@@ -497,14 +420,15 @@ class VectorSparse {
       while (quads * 32 * k <= m) quads *= 2;
       const uint32_t rows = m / kQuad;
       for (uint32_t r = 0; r < rows; r += quads, maxima.count += kN) {
-        VI largest = hn::Load(DI(), maxima_ + r * kN);
+        VI largest = SparseQuad::keys_at(c + r * kQuad).largest();
         for (uint32_t q = r + 1; q < std::min(r + quads, rows); ++q)
-          largest = hn::Max(largest, hn::Load(DI(), maxima_ + q * kN));
+          largest = hn::Max(largest, SparseQuad::keys_at(c + q * kQuad).largest());
         hn::Store(largest, DI(), maxima.key + maxima.count);
       }
     }
-    const int32_t middle = maxima.largest() / 2;
-    return maxima.bound(k, k + k / 8, 0, middle + 1, &reached);
+    // A quarter of the largest first.
+    const int32_t quarter = std::max(maxima.largest() - (1 << 24), 1);
+    return maxima.bound(k, k + k / 8, 0, quarter, 1 << 22, &reached);
   }
 
   // All `count` elements that are not 0, and as many of the first zeros as make k.
@@ -523,12 +447,10 @@ class VectorSparse {
     }
   }
 
-  static constexpr int32_t kNoGuess = 0x7fffffff;  // nothing reaches it
-  int32_t guess_ = kNoGuess;                       // a key that a few more than k are to reach
-  int32_t margin_ = 1 << 20;
+  int32_t guess_ = last_guess.key;
+  int32_t margin_ = last_guess.margin;
   const float* next_x_ = nullptr;  // asked for next
   const float* next_e_ = nullptr;
-  alignas(64) int32_t maxima_[kMaxSparseBlock / 4];  // of quads
   alignas(64) uint64_t marks_[kMaxSparseBlock / 64 + 1] = {};
 };
 
