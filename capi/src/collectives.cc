@@ -7,6 +7,7 @@
 #include "capi/src/handles.h"
 #include "capi/src/op_handles.h"
 #include "capi/src/parts.h"
+#include "core/base/text.h"
 
 using namespace sotto;        // NOLINT: the definitions below are the border itself
 using namespace sotto::capi;  // NOLINT
@@ -121,9 +122,11 @@ Status check_pair(const Buffer& in, const Buffer& out, uint64_t in_factor, uint6
   if (in.count * in_factor != out.count * out_factor) {
     return invalid_argument(
         "in[{}].count is {} and out[{}].count is {}; needed: {}", i, in.count, i, out.count,
-        out_factor > in_factor ? fmt::format("in = {} * out, for {} ranks", out_factor, out_factor)
-        : in_factor > out_factor ? fmt::format("out = {} * in, for {} ranks", in_factor, in_factor)
-                                 : "equal counts");
+        out_factor > in_factor
+            ? fmt::format("in = {} * out, for {}", out_factor, counted(out_factor, "rank"))
+        : in_factor > out_factor
+            ? fmt::format("out = {} * in, for {}", in_factor, counted(in_factor, "rank"))
+            : "equal counts");
   }
   return ok_status();
 }
@@ -347,14 +350,14 @@ Status compressed_all_reduce(Submission s, sotto_op** out_op) {
   }
   const std::vector<uint64_t>& counts = codec->core->counts();
   if (counts.size() != s.call.request.counts.size()) {
-    return invalid_argument("n is {} but call.codec was made for {} tensors",
-                            s.call.request.counts.size(), counts.size());
+    return invalid_argument("n is {} but call.codec was made for {}", s.call.request.counts.size(),
+                            counted(counts.size(), "tensor"));
   }
   for (size_t i = 0; i < counts.size(); ++i) {
     if (s.call.request.dtypes[i] != Dtype::kF32 || s.call.request.counts[i] != counts[i]) {
-      return invalid_argument("in[{}] has {} elements of {} but call.codec was made for {} of fp32",
-                              i, s.call.request.counts[i], dtype_name(s.call.request.dtypes[i]),
-                              counts[i]);
+      return invalid_argument("in[{}] has {} of {} but call.codec was made for {} of fp32", i,
+                              counted(s.call.request.counts[i], "element"),
+                              dtype_name(s.call.request.dtypes[i]), counts[i]);
     }
   }
   SOTTO_ASSIGN(const std::shared_ptr<Device> device, s.device.find(*s.comm->context()));

@@ -6,6 +6,7 @@
 #include "capi/src/handles.h"
 #include "capi/src/op_handles.h"
 #include "capi/src/struct_in.h"
+#include "core/base/text.h"
 
 using namespace sotto;        // NOLINT: the definitions below are the border itself
 using namespace sotto::capi;  // NOLINT
@@ -53,7 +54,8 @@ Status wait_any(sotto_op* const* ops, uint64_t n, int64_t timeout_us, uint64_t* 
   SOTTO_TRY(check_pointer(ops, "ops"));
   SOTTO_TRY(check_pointer(out_index, "out_index"));
   SOTTO_ASSIGN(const Several several, take_ops(ops, n));
-  if (several.engine == nullptr) return invalid_argument("all {} operations are NULL", n);
+  if (several.engine == nullptr)
+    return invalid_argument("{} given, and each is NULL", counted(n, "operation"));
   SOTTO_ASSIGN(const size_t index, several.engine->wait_any(several.ops, timeout_us));
   *out_index = index;
   return ok_status();

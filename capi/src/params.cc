@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "capi/src/struct_in.h"
+#include "core/base/text.h"
 
 namespace sotto::capi {
 namespace {
@@ -27,8 +28,8 @@ Status check_like(const Buffer& b, const Buffer& param, std::initializer_list<Dt
     return unsupported("{} is {}; allowed: {}", name, dtype_name(b.dtype), names);
   }
   if (b.count != param.count) {
-    return invalid_argument("{}.count is {} but its parameter has {} elements", name, b.count,
-                            param.count);
+    return invalid_argument("{}.count is {} but its parameter has {}", name, b.count,
+                            counted(param.count, "element"));
   }
   return ok_status();
 }

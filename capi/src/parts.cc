@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "capi/src/struct_in.h"
+#include "core/base/text.h"
 
 namespace sotto::capi {
 namespace {
@@ -25,8 +26,8 @@ Result<std::vector<Range>> take_side(const Side& s, int32_t size) {
     const Range part{s.offsets != nullptr ? s.offsets[r] : behind, s.counts[r]};
     if (part.begin > s.buffer.count || part.count > s.buffer.count - part.begin) {
       return invalid_argument(
-          "parts[{0}].{1}_counts[{2}] is {3} at offset {4}, but {1}[{0}] has {5} elements", s.index,
-          s.side, r, part.count, part.begin, s.buffer.count);
+          "parts[{0}].{1}_counts[{2}] is {3} at offset {4}, but {1}[{0}] has {5}", s.index, s.side,
+          r, part.count, part.begin, counted(s.buffer.count, "element"));
     }
     behind = part.end();
     ranges.push_back(part);

@@ -111,6 +111,10 @@ std::string printable(std::string_view text, size_t max_bytes) {
   return out;
 }
 
+std::string counted(uint64_t n, std::string_view unit) {
+  return fmt::format("{} {}{}", n, unit, n == 1 ? "" : "s");
+}
+
 std::string list_of_ranks(const std::vector<size_t>& ranks) {
   const size_t shown = std::min(ranks.size(), kMaxRanksNamed);
   std::string out;

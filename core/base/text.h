@@ -1,7 +1,9 @@
 // Words in error messages: near misses and safe quoting.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -27,6 +29,13 @@ std::string valid_utf8(std::string_view text);
 // The text fit for one line of a message: control characters and bytes that are not UTF-8 as \xNN,
 // cut after max_bytes bytes of input with "..." behind.
 std::string printable(std::string_view text, size_t max_bytes = 80);
+
+// A count with its unit: "1 rank", "3 ranks".
+std::string counted(uint64_t n, std::string_view unit);
+template <std::signed_integral T>
+std::string counted(T n, std::string_view unit) {
+  return counted(static_cast<uint64_t>(n), unit);
+}
 
 // "1, 3, 5", and how many more there are than a text has room for.
 std::string list_of_ranks(const std::vector<size_t>& ranks);

@@ -175,8 +175,8 @@ Result<Codec::Snapshot> Codec::snapshot() {
 Status Codec::restore(const Snapshot& s, bool with_residual) {
   if (busy()) return error(Code::kBusy, "an all-reduce of this codec is in flight");
   if (s.counts != counts_)
-    return invalid_argument("the state is of {} tensors with other sizes than the {} of this codec",
-                            s.counts.size(), counts_.size());
+    return invalid_argument("the state is of {} with other sizes than the {} of this codec",
+                            counted(s.counts.size(), "tensor"), counts_.size());
   if (with_residual) SOTTO_TRY(state_.check(s.residual));
   return state_.restore(with_residual ? &s.residual : nullptr);
 }
@@ -189,8 +189,8 @@ Result<MeanErrorFeedback> Codec::mean() {
 Status Codec::restore_mean(const std::vector<uint64_t>& counts, const MeanErrorFeedback& mean) {
   if (busy()) return error(Code::kBusy, "an all-reduce of this codec is in flight");
   if (counts != counts_)
-    return invalid_argument("the state is of {} tensors with other sizes than the {} of this codec",
-                            counts.size(), counts_.size());
+    return invalid_argument("the state is of {} with other sizes than the {} of this codec",
+                            counted(counts.size(), "tensor"), counts_.size());
   return state_.restore_mean(mean);
 }
 

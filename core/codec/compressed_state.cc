@@ -334,9 +334,9 @@ Status CompressedState::check_settings(const ErrorFeedback& r, uint64_t worker_g
         "the error feedback is of rank {} of {}, this is rank {} of {}; import the state in mode "
         "reset, where error feedback starts at zero{}",
         r.rank, r.size, place_.rank, place_.size,
-        has_mean ? fmt::format(", or have the {} ranks export it in mode mean, which any number of "
+        has_mean ? fmt::format(", or have the {} export it in mode mean, which any number of "
                                "ranks can import",
-                               r.size)
+                               counted(r.size, "rank"))
                  : "");
   }
   if (r.rank != place_.rank) {

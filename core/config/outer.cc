@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/base/text.h"
+
 namespace sotto {
 namespace {
 
@@ -75,8 +77,8 @@ Result<std::vector<std::vector<uint64_t>>> OuterConfig::cut(
     std::span<const uint64_t> elements) const {
   if (fragments.count > elements.size()) {
     return invalid_argument(
-        "sotto.outer.fragments: found {} fragments, allowed is at most the number of tensors, {}",
-        fragments.count, elements.size());
+        "sotto.outer.fragments: found {}, allowed is at most the number of tensors, {}",
+        counted(fragments.count, "fragment"), elements.size());
   }
   if (fragments.lists.empty()) return cut_evenly(elements, fragments.count);
   std::vector<std::vector<uint64_t>> lists = fragments.lists;

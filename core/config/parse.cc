@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "core/base/json_text.h"
+#include "core/base/text.h"
 #include "core/config/document.h"
 #include "core/config/filter.h"
 #include "core/config/sections.h"
@@ -177,7 +178,7 @@ void warn_together(const Config& config, Findings& findings) {
   findings.warn(
       fmt::format("sotto.param_groups[{}].lr", first - groups.begin()),
       fmt::format("{}no effect: scheduler {} sets {}",
-                  others == 0 ? "" : fmt::format("here and in {} other group(s) ", others),
+                  others == 0 ? "" : fmt::format("here and in {} ", counted(others, "other group")),
                   scheduler_kind_name(config.scheduler.kind),
                   has_lists ? "the rate of every group; give it a list instead"
                             : "one rate for all groups"));

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "core/base/text.h"
 #include "core/config/optimizer_types.h"
 #include "core/config/sections.h"
 
@@ -89,9 +90,8 @@ Result<std::optional<BatchNumbers>> Config::resolve_batch(uint64_t dp_world) con
     const uint64_t fits = fitting_batch(*this, dp_world);
     return invalid_argument(
         "train_batch_size has to equal train_micro_batch_size_per_gpu * "
-        "gradient_accumulation_steps * {} data-parallel "
-        "rank(s); found {}, which gives {} against {} * {} * {}; {}",
-        dp_world, given(*this), b.train, b.micro, b.gas, dp_world,
+        "gradient_accumulation_steps * {}; found {}, which gives {} against {} * {} * {}; {}",
+        counted(dp_world, "data-parallel rank"), given(*this), b.train, b.micro, b.gas, dp_world,
         fits == 0 ? "make them smaller" : fmt::format("train_batch_size {} would fit", fits));
   }
   return std::optional<BatchNumbers>(b);

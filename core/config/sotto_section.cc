@@ -1,4 +1,5 @@
 // "sotto": the product's own section, and the hyper-parameters of parameter groups.
+#include "core/base/text.h"
 #include "core/base/transports.h"
 #include "core/config/optimizer_types.h"
 #include "core/config/sections.h"
@@ -303,9 +304,9 @@ Result<OptimizerParams> resolve_group(const Config& config, uint64_t index) {
 
 Result<std::vector<OptimizerParams>> Config::resolve_groups(uint64_t n_groups) const {
   if (sotto.param_groups.size() > n_groups) {
-    return invalid_argument(
-        "sotto.param_groups: {} entries, but the parameters have {} group(s) (0 to {})",
-        sotto.param_groups.size(), n_groups, n_groups == 0 ? 0 : n_groups - 1);
+    return invalid_argument("sotto.param_groups: {} entries, but the parameters have {} (0 to {})",
+                            sotto.param_groups.size(), counted(n_groups, "group"),
+                            n_groups == 0 ? 0 : n_groups - 1);
   }
   std::vector<OptimizerParams> groups;
   groups.reserve(n_groups);

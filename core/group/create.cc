@@ -8,6 +8,7 @@
 #include "core/base/hash.h"
 #include "core/base/host.h"
 #include "core/base/log.h"
+#include "core/base/text.h"
 #include "core/group/comm.h"
 #include "core/group/hosts.h"
 #include "core/group/launcher.h"
@@ -357,8 +358,8 @@ Status add_link(const RootSetup& setup, Backend& backend, std::vector<int32_t> p
     if (!reached) rest.push_back(rank);
     return !reached;
   });
-  log(LogLevel::kDebug, "rank {}: {} links it with {} ranks", control.rank(), backend.name(),
-      peers.size());
+  log(LogLevel::kDebug, "rank {}: {} links it with {}", control.rank(), backend.name(),
+      counted(peers.size(), "rank"));
   root.channel->attach(std::move(transport), peers);
   return ok_status();
 }

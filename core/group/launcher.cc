@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/base/text.h"
 #include "core/group/pmi.h"
 #include "core/group/pmix.h"
 #include "core/group/slurm.h"
@@ -124,9 +125,9 @@ Result<MeetingPlace> meeting_place(const LaunchInfo& info, const Environment& en
     case Launcher::kTorchrun: break;
   }
   return invalid_argument(
-      "the environment says {} ranks ({}), but no rendezvous is known: set "
+      "the environment says {} ({}), but no rendezvous is known: set "
       "SOTTO_RENDEZVOUS=tcp://host:port (an address of rank 0), or MASTER_ADDR and MASTER_PORT",
-      info.size, info.source);
+      counted(info.size, "rank"), info.source);
 }
 
 }  // namespace sotto

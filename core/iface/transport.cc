@@ -2,6 +2,7 @@
 
 #include "core/base/dtype.h"
 #include "core/base/hash.h"
+#include "core/base/text.h"
 #include "core/kernels/call.h"
 
 namespace sotto {
@@ -117,7 +118,7 @@ std::string describe(const OpSignature& s) {
   const bool step = s.kind == OpKind::kOptimStep;
   const std::string root = s.root >= 0 && !step ? fmt::format("root {}, ", s.root) : "";
   const std::string count =
-      s.kind == OpKind::kAllToAllParts ? "" : fmt::format("{} elements, ", s.count);
+      s.kind == OpKind::kAllToAllParts ? "" : counted(s.count, "element") + ", ";
   return fmt::format("{}({}{}{}, {}tag {}, layout {:08x})", kind_name(s.kind),
                      step ? "" : reduce_name(s.reduce), root, dtype, count, s.tag, s.detail);
 }

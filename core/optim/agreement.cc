@@ -53,9 +53,9 @@ Status compare(const std::vector<CreationWord>& all, const Status& mine) {
   for (size_t r = 1; r < all.size(); ++r) {
     const CreationWord& w = all[r];
     if (w.parameters != first.parameters || w.elements != first.elements) {
-      return error(Code::kProtocol,
-                   "rank 0 registers {} parameters with {} elements, rank {} {} with {}",
-                   first.parameters, first.elements, r, w.parameters, w.elements);
+      return error(Code::kProtocol, "rank 0 registers {} with {}, rank {} {} with {}",
+                   counted(first.parameters, "parameter"), counted(first.elements, "element"), r,
+                   w.parameters, w.elements);
     }
     if (w.registration != first.registration) {
       return error(Code::kProtocol,

@@ -64,8 +64,8 @@ Status Algorithm::accepts(const OptimSnapshot& s, StateErrors errors) const {
                             printable(s.mode), mode);
   }
   if (s.names.size() != s.counts.size()) {
-    return invalid_argument("the state's description has {} parameters, its counts are of {}",
-                            s.names.size(), s.counts.size());
+    return invalid_argument("the state's description has {}, its counts are of {}",
+                            counted(s.names.size(), "parameter"), s.counts.size());
   }
   for (size_t i = 0; i < std::max(s.names.size(), d_.parameters.size()); ++i) {
     const bool found = i < s.names.size(), wanted = i < d_.parameters.size();
@@ -73,13 +73,13 @@ Status Algorithm::accepts(const OptimSnapshot& s, StateErrors errors) const {
         s.counts[i] == d_.parameters[i].count)
       continue;
     const auto text_of = [](std::string_view name, uint64_t count) {
-      return fmt::format("\"{}\" with {} element(s)", printable(name), count);
+      return fmt::format("\"{}\" with {}", printable(name), counted(count, "element"));
     };
     return invalid_argument(
-        "parameter {} of the state is {}, of this optimizer {}; they have {} and {} parameter(s)",
-        i, found ? text_of(s.names[i], s.counts[i]) : "not there",
+        "parameter {} of the state is {}, of this optimizer {}; they have {} and {}", i,
+        found ? text_of(s.names[i], s.counts[i]) : "not there",
         wanted ? text_of(d_.parameters[i].name, d_.parameters[i].count) : "not there",
-        s.names.size(), d_.parameters.size());
+        s.names.size(), counted(d_.parameters.size(), "parameter"));
   }
   const uint64_t n = d_.layout->elements();
   SOTTO_TRY(check_values("parameters", s.bytes(kParamsArray), n));
@@ -102,9 +102,9 @@ Status Algorithm::accepts(const OptimSnapshot& s, StateErrors errors) const {
       return invalid_argument(
           "the state has the error feedback of one rank alone (it was exported in mode exact on "
           "rank {0} of {1}); import it in mode exact on that rank of {1}, or in mode reset, where "
-          "error feedback starts at zero; for another number of ranks have the {1} ranks export it "
+          "error feedback starts at zero; for another number of ranks have the {2} export it "
           "in mode mean",
-          s.residual->rank, s.residual->size);
+          s.residual->rank, s.residual->size, counted(s.residual->size, "rank"));
     }
     if (!s.mean) {
       return no_error_feedback();

@@ -184,8 +184,8 @@ Status ArrayReader::place(const NamedArray& array, Key* key, std::span<const uin
   }
   const uint64_t wanted = elements ? count : 1;
   if (array.count == wanted) return ok_status();
-  return invalid_argument("array \"{}\" has {} elements; allowed: {}", shown(array.name),
-                          array.count, wanted);
+  return invalid_argument("array \"{}\" has {}; allowed: {}", shown(array.name),
+                          counted(array.count, "element"), wanted);
 }
 
 bool ArrayReader::has(std::string_view word) const {

@@ -24,11 +24,10 @@ Result<uint64_t> count_groups(const Config& config, const std::vector<ParamSpec>
       return invalid_argument(
           "parameter {} (\"{}\"): group is {}; allowed: 0 to {}, {}", i, printable(p.name), p.group,
           allowed - 1,
-          named != 0
-              ? fmt::format("since sotto.param_groups has {} group(s)", named)
-              : fmt::format("one group for each of {} parameter(s): the configuration has no "
-                            "sotto.param_groups",
-                            params.size()));
+          named != 0 ? fmt::format("since sotto.param_groups has {}", counted(named, "group"))
+                     : fmt::format("one group for each of {}: the configuration has no "
+                                   "sotto.param_groups",
+                                   counted(params.size(), "parameter")));
     }
     n_groups = std::max<uint64_t>(n_groups, uint64_t{p.group} + 1);
   }

@@ -307,9 +307,9 @@ void Optimizer::Outcomes::overflowed(LossScaler& scaler, uint64_t limit, Status&
     return;
   }
   status = error(Code::kNonfinite,
-                 "{}; {} steps in a row have overflowed (sotto.max_consecutive_skips), the loss "
+                 "{}; {} in a row overflowed (sotto.max_consecutive_skips), the loss "
                  "scale is down to {}: the gradients themselves are not finite",
-                 status.text(), skipped_in_a_row, scaler.scale());
+                 status.text(), counted(skipped_in_a_row, "step"), scaler.scale());
 }
 
 }  // namespace sotto

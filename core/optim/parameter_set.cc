@@ -27,9 +27,9 @@ Status check_place(const ParameterPlace& place, std::string_view what, size_t in
                             index, p.name, device_name(place.device), device_name(here));
   }
   if (place.count == p.count && place.dtype == dtype) return ok_status();
-  return invalid_argument(
-      "{}[{}], of parameter \"{}\", has {} elements of {}; registered were {} of {}", what, index,
-      p.name, place.count, dtype_name(place.dtype), p.count, dtype_name(dtype));
+  return invalid_argument("{}[{}], of parameter \"{}\", has {} of {}; registered were {} of {}",
+                          what, index, p.name, counted(place.count, "element"),
+                          dtype_name(place.dtype), p.count, dtype_name(dtype));
 }
 
 }  // namespace
@@ -124,8 +124,9 @@ Status ParameterSet::set_gradients(std::span<const GradientPlace> grads) {
     }
     if (grads[i].count == p.count && grads[i].dtype == p.grad_dtype) continue;
     return invalid_argument(
-        "grads[{}], of parameter \"{}\", has {} elements of {}; registered were {} of {}", i,
-        p.name, grads[i].count, dtype_name(grads[i].dtype), p.count, dtype_name(p.grad_dtype));
+        "grads[{}], of parameter \"{}\", has {} of {}; registered were {} of {}", i, p.name,
+        counted(grads[i].count, "element"), dtype_name(grads[i].dtype), p.count,
+        dtype_name(p.grad_dtype));
   }
   for (size_t i = 0; i < grads.size(); ++i) specs_[i].grad = grads[i].data;
   return ok_status();
@@ -145,9 +146,8 @@ Status ParameterSet::set_parameters(std::span<const ParameterPlace> params,
     if (p.copy != nullptr && p.count != 0) {
       SOTTO_TRY(check_place(copies[i], "model_copies", i, p, p.copy_dtype, here));
     } else if (copies[i].count != 0) {
-      return invalid_argument(
-          "model_copies[{}], of parameter \"{}\", has {} elements; none was registered", i, p.name,
-          copies[i].count);
+      return invalid_argument("model_copies[{}], of parameter \"{}\", has {}; none was registered",
+                              i, p.name, counted(copies[i].count, "element"));
     }
   }
   for (size_t i = 0; i < size(); ++i) {

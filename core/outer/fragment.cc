@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/hash.h"
+#include "core/base/text.h"
 #include "core/optim/state_arrays.h"
 #include "core/outer/settings.h"
 
@@ -447,8 +448,8 @@ Status OuterFragment::check(const OuterFragmentState& state, OuterRestore how) c
                             found, i, all);
   }
   if (state.live.size() != elements())
-    return invalid_argument("the state has {} parameters of a fragment, allowed is {}",
-                            state.live.size(), elements());
+    return invalid_argument("the state has {} of a fragment, allowed is {}",
+                            counted(state.live.size(), "parameter"), elements());
   return ok_status();
 }
 

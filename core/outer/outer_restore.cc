@@ -66,13 +66,13 @@ Status Outer::check(const OuterSnapshot& s, bool own) const {
   const OuterRestore how = kind_of(s, own, context_.comm->size());
   if (how == OuterRestore::kAnchor && context_.config.rule.freshness > 0) {
     return invalid_argument(
-        "with freshness {} every rank has an anchor of its own: the state, of {} ranks, cannot be "
+        "with freshness {} every rank has an anchor of its own: the state, of {}, cannot be "
         "loaded by {}",
-        context_.config.rule.freshness, s.size, context_.comm->size());
+        context_.config.rule.freshness, counted(s.size, "rank"), context_.comm->size());
   }
   if (s.fragments.size() != fragments_.size())
-    return invalid_argument("the state has {} fragments, allowed is {}", s.fragments.size(),
-                            fragments_.size());
+    return invalid_argument("the state has {}, allowed is {}",
+                            counted(s.fragments.size(), "fragment"), fragments_.size());
   for (size_t f = 0; f < fragments_.size(); ++f)
     SOTTO_TRY(fragments_[f]->check(s.fragments[f], how));
   return at_.check(s.tuning, context_.config);

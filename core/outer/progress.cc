@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "core/base/log.h"
+#include "core/base/text.h"
 
 namespace sotto {
 namespace {
@@ -67,8 +68,8 @@ Status OuterProgress::check(const std::optional<OuterTuning>& tuning,
     return r.period != 0 && r.period % rounds.fragments == 0 && longer;
   };
   if (fits(tuning->now) && (tuning->past_end == 0 || fits(tuning->past))) return ok_status();
-  return invalid_argument("the state has period {}, which {} fragments and delay {} cannot have",
-                          tuning->now.period, rounds.fragments, s.delay);
+  return invalid_argument("the state has period {}, which {} and delay {} cannot have",
+                          tuning->now.period, counted(rounds.fragments, "fragment"), s.delay);
 }
 
 void OuterProgress::restore(const OuterTuning& tuning, bool under_way, OuterConfig* config) {

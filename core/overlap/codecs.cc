@@ -110,9 +110,8 @@ Result<OverlapSnapshot> OverlapCodecs::snapshot() const {
 
 Status OverlapCodecs::check_counts(const OverlapSnapshot& s) const {
   if (s.counts == counts()) return ok_status();
-  return invalid_argument(
-      "the state is of {} gradients with other sizes than the {} of this overlap", s.counts.size(),
-      tensors_.size());
+  return invalid_argument("the state is of {} with other sizes than the {} of this overlap",
+                          counted(s.counts.size(), "gradient"), tensors_.size());
 }
 
 Status OverlapCodecs::restore(const OverlapSnapshot& s) {

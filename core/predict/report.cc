@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/base/json_text.h"
+#include "core/base/text.h"
 #include "core/config/outer_presets.h"
 #include "core/predict/costs.h"
 
@@ -284,8 +285,8 @@ Ordered Predictor::take_json() const {
   if (best->config.codec && dense->config.schedule.period > delay)
     why += fmt::format(", where float32 needs {}", dense->config.schedule.period);
   if (period > delay) {
-    why += fmt::format("; with {} steps launch and update take {:.0f} % of the time at most",
-                       period, 100 * kBoundaryShare);
+    why += fmt::format("; with {} launch and update take {:.0f} % of the time at most",
+                       counted(period, "step"), 100 * kBoundaryShare);
   }
   return {{"method", best->method},
           {"codec", average_name(best->config)},

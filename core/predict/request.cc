@@ -109,8 +109,8 @@ Status read_params(const Json& object, std::vector<uint64_t>& out) {
     out.push_back(static_cast<uint64_t>(count));
   }
   if (kParams.allows(sum)) return ok_status();
-  return invalid_argument("params: found {} elements in {} tensors, allowed are 1 to {}", sum,
-                          found->size(), kMaxPredictedParams);
+  return invalid_argument("params: found {} in {}, allowed are 1 to {}", counted(sum, "element"),
+                          counted(found->size(), "tensor"), kMaxPredictedParams);
 }
 
 Status read_config(const Json& object, std::optional<OuterConfig>& out) {

@@ -79,7 +79,7 @@ std::string own(const Json& report) {
   const bool late = row.at("exposed_ms_per_period").get<double>() > 0;
   if (!late) return text + "  Its averages are hidden.\n";
   if (row.at("delay") == 0) return text + "  It waits for every average: its delay is 0.\n";
-  text += "  A delay of " + plain(row.at("tau_min")) + " steps";
+  text += "  A delay of " + counted(row.at("tau_min"), "step");
   if (row.at("period_min") > row.at("period"))
     text += " and a period of " + plain(row.at("period_min"));
   const Json& rate = row.at("bandwidth_mbit_that_hides");
@@ -120,8 +120,9 @@ std::string take(const Json& report) {
 
 std::string render_plan(const Json& report) {
   const Json& link = report.at("link");
-  std::string text = plain(report.at("params")) + " parameters, " + plain(report.at("ranks")) +
-                     " ranks, " + rate_text(link.at("bandwidth_mbit")) + " Mbit/s of which " +
+  std::string text = counted(report.at("params"), "parameter") + ", " +
+                     counted(report.at("ranks"), "rank") + ", " +
+                     rate_text(link.at("bandwidth_mbit")) + " Mbit/s of which " +
                      percent(link.at("efficiency")) + " carry messages, latency " +
                      milliseconds(link.at("latency_ms")) + ", steps of " +
                      milliseconds(report.at("step_ms")) + "\n";

@@ -68,6 +68,10 @@ void print(const std::string& text) {
   if (error != 0) throw CommandError(write_failure("standard output", error));
 }
 
+std::string counted(const Json& n, const std::string& unit) {
+  return plain(n) + " " + unit + (n == 1 ? "" : "s");
+}
+
 std::string plain(const Json& value) {
   if (value.is_null()) return "-";
   if (value.is_string()) return value.get<std::string>();

@@ -23,6 +23,9 @@ std::string read_config_file(const std::string& name);
 // Writes standard output. Throws CommandError if that cannot be done.
 void print(const std::string& text);
 
+// A count with its unit: "1 rank", "3 ranks".
+std::string counted(const Json& n, const std::string& unit);
+
 // A value on one line: strings bare, lists separated by commas, null as a dash.
 std::string plain(const Json& value);
 

@@ -79,7 +79,7 @@ inline void expect_mismatch_seen(RankKit& kit) {
     require(kit.drive([&] { return !kit.sink.failures.empty(); }), "the mismatch was not noticed");
     EXPECT_THAT(kit.sink.failures[0].status.text(),
                 testing::AllOf(testing::HasSubstr("250000 elements"),
-                               testing::HasSubstr(" 1 elements"), testing::HasSubstr("rank 2")));
+                               testing::HasSubstr(" 1 element,"), testing::HasSubstr("rank 2")));
   }
   kit.barrier();
   if (kit.rank != 0) kit.transport->cancel(op.descriptor);

@@ -423,7 +423,7 @@ TEST(Tcp, ALongMessageForACallThatExpectsAShortOneIsAMismatch) {
                           require(kit.drive([&] { return !kit.sink.failures.empty(); }),
                                   "the mismatch was not noticed");
                           EXPECT_THAT(kit.sink.failures[0].status.text(),
-                                      AllOf(HasSubstr("250000 elements"), HasSubstr(" 1 elements"),
+                                      AllOf(HasSubstr("250000 elements"), HasSubstr(" 1 element,"),
                                             HasSubstr("rank 0")));
                         }
                         kit.barrier();

@@ -414,7 +414,7 @@ TEST(CapiErrors, OperationAfterRelease) {
                               kSays, "ops[0]");
                         sotto_op* none = nullptr;
                         FAILS(sotto_op_wait_any(&none, 1, -1, &index), SOTTO_E_INVALID_ARGUMENT,
-                              "all 1 operations are NULL");
+                              "1 operation given, and each is NULL");
                       }),
             "");
 }

@@ -379,7 +379,7 @@ TEST(CapiImport, ValuesThatAreRefused) {
             };
             bad("w/exp_avg", elements(999), {"\"w/exp_avg\" has 999 elements; allowed: 1000"});
             bad("w/step", std::vector<int64_t>{5, 5}, {"\"w/step\" has 2 elements; allowed: 1"});
-            bad("none/exp_avg", elements(1), {"\"none/exp_avg\" has 1 elements; allowed: 0"});
+            bad("none/exp_avg", elements(1), {"\"none/exp_avg\" has 1 element; allowed: 0"});
             bad("w/exp_avg", std::vector<int64_t>(1000, 1),
                 {"\"w/exp_avg\" is int64", "fp32, fp16, bf16, fp64"}, SOTTO_E_UNSUPPORTED);
             bad("w/step", std::vector<uint64_t>{5}, {"\"w/step\" is uint64", "int64"},

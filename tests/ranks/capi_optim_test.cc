@@ -389,14 +389,14 @@ TEST(CapiOptim, StateGoesOnBitForBitAndBadBlobsHarmNothing) {
                   FAILS(import_to(optim, damaged), SOTTO_E_INVALID_ARGUMENT);
                   sotto_optim* smaller = new_optim(self, kOneBitLamb, other);
                   FAILS(import_to(smaller, blob), SOTTO_E_INVALID_ARGUMENT,
-                        "parameter 1 of the state is \"b\" with 37 element(s), of this optimizer "
+                        "parameter 1 of the state is \"b\" with 37 elements, of this optimizer "
                         "\"b\" with 36");
                   Model first(self.rank);
                   first.params.pop_back();
                   sotto_optim* fewer = new_optim(self, kOneBitLamb, first);
                   FAILS(import_to(fewer, blob), SOTTO_E_INVALID_ARGUMENT,
-                        "parameter 1 of the state is \"b\" with 37 element(s), of this optimizer "
-                        "not there; they have 2 and 1 parameter(s)");
+                        "parameter 1 of the state is \"b\" with 37 elements, of this optimizer "
+                        "not there; they have 2 and 1 parameter");
                   FAILS(import_to(optim, export_of(fewer, SOTTO_STATE_EXACT)),
                         SOTTO_E_INVALID_ARGUMENT, "parameter 1 of the state is not there");
                   OK(sotto_optim_destroy(fewer));

@@ -348,7 +348,7 @@ TEST(Config, RatesOfGroupsThatTheSchedulerOverridesAreOneWarning) {
       "sotto": {"param_groups": [{}, {"lr": 1}, {"eps": 1}, {"lr": 2}, {"lr": 3}]}})");
   EXPECT_THAT(
       config.warnings,
-      ElementsAre("sotto.param_groups[1].lr: here and in 2 other group(s) no effect: "
+      ElementsAre("sotto.param_groups[1].lr: here and in 2 other groups no effect: "
                   "scheduler WarmupLR sets the rate of every group; give it a list instead"));
 }
 
@@ -463,7 +463,7 @@ TEST(Config, GroupsInheritAndOverride) {
   const auto too_few = config.resolve_groups(1);
   ASSERT_FALSE(too_few.ok());
   EXPECT_EQ(too_few.status().text(),
-            "sotto.param_groups: 2 entries, but the parameters have 1 group(s) (0 to 0)");
+            "sotto.param_groups: 2 entries, but the parameters have 1 group (0 to 0)");
 }
 
 struct BatchCase {

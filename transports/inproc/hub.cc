@@ -3,6 +3,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "core/base/text.h"
 #include "core/iface/unique_id.h"
 
 namespace sotto::inproc {
@@ -74,8 +75,8 @@ Status Hub::arrive(int32_t rank, int32_t size, std::shared_ptr<Mailbox> mailbox)
   }
   Status wrong;
   if (size != size_) {
-    wrong = invalid_argument("rendezvous: rank {} says that there are {} ranks, rank {} says {}",
-                             rank, size, size_said_by_, size_);
+    wrong = invalid_argument("rendezvous: rank {} is one of {}, rank {} one of {}", rank,
+                             counted(size, "rank"), size_said_by_, size_);
   } else if (members_[static_cast<size_t>(rank)].here) {
     wrong = invalid_argument("rendezvous: two callers came as rank {} of {}", rank, size);
   }

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "core/base/text.h"
+
 namespace sotto::inproc {
 namespace {
 
@@ -275,10 +277,9 @@ void InprocTransport::run_closings(uint32_t closings) {
       }
     }
     told_closed_[p] = true;
-    sink_.on_failure(
-        peer, error(Code::kPeerLost,
-                    "rank {} has closed its connections; rank {} still has {} messages with it",
-                    peer, rank_, open_[p]));
+    sink_.on_failure(peer, error(Code::kPeerLost,
+                                 "rank {} has closed its connections; rank {} still has {} with it",
+                                 peer, rank_, counted(open_[p], "message")));
   }
 }
 

@@ -306,6 +306,8 @@ def test_works():
             other = comm.recv(x[:1], 1)
             with pytest.raises(TimeoutError, match="none of 2 operations"):
                 sotto.wait_any([work, other], 0.05)
+            with pytest.raises(TimeoutError, match="none of 1 operation ended"):
+                sotto.wait_any([work], 0.05)
             with pytest.raises(TimeoutError, match="not all of 2 operations"):
                 sotto.wait_all([work, other], 0.05)
             comm.send(np.zeros(1, np.int8), 1).wait()

@@ -267,7 +267,9 @@ def test_groups_of_the_file_and_of_the_caller(comm):
     assert [g["max_coeff"] for g in got] == [0.3, 0.3]
     assert optimizer.state_dict()["sotto"]["names"][0] == "net.0.weight"
     engine.close()
-    with pytest.raises(sotto.InvalidArgumentError, match="describes 2 groups, but there are 1"):
+    with pytest.raises(
+        sotto.InvalidArgumentError, match="describes 2 groups, but the parameters have 1"
+    ):
         start(comm, config)
 
 

@@ -199,8 +199,8 @@ Status OneBitAlgorithm::check(const OptimSnapshot& s, StateErrors) const {
   // Before the switch there has to be an average to divide.
   const uint64_t since = s.number("average_since");
   if (since > s.step || (since == s.step && s.step > 0 && late_stage(s.step)))
-    return invalid_argument("the state's average trust ratios start after {} of {} updates", since,
-                            s.step);
+    return invalid_argument("the state's average trust ratios start after {} of {}", since,
+                            counted(s.step, "update"));
   if (s.step_offset != d_.step_offset()) {
     return invalid_argument("the state has step_offset {}, this configuration {}", s.step_offset,
                             d_.step_offset());

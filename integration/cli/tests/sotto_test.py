@@ -206,6 +206,9 @@ class Plan(unittest.TestCase):
         self.assertTrue(any(line.startswith("Take: ") for line in lines))
         self.assertTrue(any(line.startswith("configuration onebit 1 1 ") for line in lines), done.stdout)
 
+    def test_counts_have_their_unit(self):
+        self.assertTrue(self.plan('{}', "--params", "1").stdout.startswith("1 parameter, 4 ranks, "))
+
     def test_late_and_hidden(self):
         # 375 kB of 4 million parameters' bits twice 3/4, 63 ms of 100 Mbit/s; kernels as they are here now.
         late = self.plan(CO2 % 1, "--params", "4000000")

@@ -200,7 +200,7 @@ def rank_is_refused():
     net = small.SmallBert()
     with sotto.default_comm().split(dist.get_rank()) as alone:
         optimizer = st.OnebitLamb(net.parameters(), comm=alone, **COMMON)
-        with pytest.raises(sotto.SottoError, match="comm has 1 ranks, DeepSpeed's engine 2 data-"):
+        with pytest.raises(sotto.SottoError, match="comm has 1 rank, DeepSpeed's engine 2 data-"):
             train(net, optimizer, dict(FILE))
     sotto.default_comm().close()
     dist.destroy_process_group()

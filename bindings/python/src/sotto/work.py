@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from . import _abi as abi
 from ._frameworks import current_stream
 from ._lib import SLICE_US, Library, inside_callback, text_of
+from ._text import counted
 from ._view import HOST
 from .errors import InvalidArgumentError, InvalidStateError, SottoError, error_of
 
@@ -256,7 +257,7 @@ def wait_any(works: Sequence[Work], timeout: float | None = None) -> int:
             return index.value
         if deadline.over():
             raise TimeoutError(
-                f"none of {len(works)} operations ended within {timeout} s; they go on"
+                f"none of {counted(len(works), 'operation')} ended within {timeout} s; they go on"
             )
 
 
@@ -276,7 +277,9 @@ def wait_all(works: Sequence[Work], timeout: float | None = None) -> None:
         if status != abi.SOTTO_IN_PROGRESS:
             break
         if deadline.over():
-            raise TimeoutError(f"not all of {len(works)} operations ended within {timeout} s")
+            raise TimeoutError(
+                f"not all of {counted(len(works), 'operation')} ended within {timeout} s"
+            )
     text = lib.last_error()
     if not all([work.is_completed() for work in works]):
         raise error_of(status, text)  # refused: nothing was waited for

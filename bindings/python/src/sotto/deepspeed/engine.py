@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from .._text import counted
 from ..comm import Comm
 from ..errors import InvalidArgumentError, InvalidStateError
 from ..torch.base import SottoOptimizer
@@ -258,8 +259,8 @@ class Engine(Saving, Recording, torch.nn.Module):
         self._need_optimizer("backward()")
         if loss.numel() != 1 or not loss.requires_grad:
             raise InvalidArgumentError(
-                f"loss has {loss.numel()} elements and requires_grad {loss.requires_grad}; "
-                "a scalar that depends on the parameters is needed"
+                f"loss has {counted(loss.numel(), 'element')} and requires_grad "
+                f"{loss.requires_grad}; a scalar that depends on the parameters is needed"
             )
         factor = self._factor(scale_wrt_gas)
         self._start_overlap()

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .._text import counted
 from ..comm import Comm
 from ..errors import InvalidArgumentError, UnsupportedError
 from ..optim import config_resolve
@@ -55,8 +56,8 @@ def _groups(groups: list[dict[str, Any]], in_file: list[dict[str, Any]]) -> list
     """Parameter groups with what the file says about group 0, 1, ...; empty ones are left out."""
     if len(in_file) > len(groups):
         raise InvalidArgumentError(
-            f"sotto.param_groups describes {len(in_file)} groups, but there are {len(groups)} "
-            "groups of parameters"
+            f"sotto.param_groups describes {counted(len(in_file), 'group')}, but the parameters "
+            f"have {len(groups)}"
         )
     merged = [{**mine, **group} for mine, group in zip(in_file + [{}] * len(groups), groups)]
     return [group for group in merged if group["params"]] or merged[:1]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from .._text import counted
 from ..errors import InvalidArgumentError, InvalidStateError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def ddp_averages(module: Any) -> bool:
 def _other_ranks(module: Any, comm: Comm) -> str | None:
     """What differs between the ranks of DistributedDataParallel and those of a comm, if known."""
     ranks = dist.get_process_group_ranks(module.process_group)
-    theirs = f"DistributedDataParallel's process group has {len(ranks)} ranks"
+    theirs = f"DistributedDataParallel's process group has {counted(len(ranks), 'rank')}"
     if comm._framework_ranks is not None and set(comm._framework_ranks) != set(ranks):
         return f"{theirs}, {sorted(ranks)}, the comm {sorted(comm._framework_ranks)}"
     return None if comm.size == len(ranks) else f"{theirs}, the comm {comm.size}"
@@ -251,7 +252,7 @@ def adopt_engine(engine: Any, optimizer: SottoOptimizer, *, ranks: int) -> float
     averaged = getattr(engine, "seq_dp_world_size", engine.dp_world_size)
     if averaged != ranks:
         raise InvalidArgumentError(
-            f"the optimizer's comm has {ranks} ranks, DeepSpeed's engine {averaged} "
+            f"the optimizer's comm has {counted(ranks, 'rank')}, DeepSpeed's engine {averaged} "
             "data-parallel ones; make a comm of exactly these, "
             "sotto.torch.comm_of_process_group(group), and pass it as comm="
         )

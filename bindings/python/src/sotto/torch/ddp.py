@@ -9,6 +9,7 @@ from typing import Any, NoReturn, Optional
 import torch
 import torch.distributed as dist
 
+from .._text import counted
 from ..codec import Codec
 from ..comm import Comm
 from ..errors import InvalidArgumentError, InvalidStateError
@@ -121,8 +122,8 @@ class DDPState:
             return codec
         if codec is not None:
             warnings.warn(
-                f"bucket {index} has {values.numel()} elements now and had {count}: its residual "
-                "starts anew",
+                f"bucket {index} has {counted(values.numel(), 'element')} now and had {count}: "
+                "its residual starts anew",
                 stacklevel=2,
             )
             codec.close()
@@ -132,7 +133,8 @@ class DDPState:
         if loaded is not None:
             if loaded[0] != values.numel():
                 raise InvalidArgumentError(
-                    f"the loaded residual of bucket {index} has {loaded[0]} elements, the bucket "
+                    f"the loaded residual of bucket {index} has "
+                    f"{counted(loaded[0], 'element')}, the bucket "
                     f"{values.numel()}: the model or DDP's bucket_cap_mb differs"
                 )
             codec.import_state(loaded[1].numpy(), self._mode)

@@ -14,6 +14,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
+from .._text import counted
 from ..comm import Comm
 from ..errors import InvalidStateError, ProtocolError, UnsupportedError
 from .averagers import check_whole, ddp_modules
@@ -205,9 +206,9 @@ class Hooked:
         if (p.grad.dtype, p.grad.numel()) != self._like[i]:
             dtype, count = self._like[i]
             raise InvalidStateError(
-                f'parameter "{name}" has a gradient of {p.grad.numel()} elements of '
-                f"{p.grad.dtype}, and had {count} of {dtype} when the Overlap was made: close() "
-                "that, and make a new one"
+                f'parameter "{name}" has a gradient of '
+                f"{counted(p.grad.numel(), 'element')} of {p.grad.dtype}, and had {count} of "
+                f"{dtype} when the Overlap was made: close() that, and make a new one"
             )
         return p.grad
 

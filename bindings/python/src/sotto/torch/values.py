@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
+from .._text import counted
 from ..comm import Comm
 from ..errors import InvalidStateError, UnsupportedError
 from ..group import meet
@@ -79,7 +80,7 @@ def check_parameters(
     if names:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         raise InvalidStateError(
-            f"{len(names)} of {len(tensors)} tensors differ between ranks: {', '.join(names[:3])}"
-            f"{more}; make the same model on all ranks (same seed, same checkpoint), or call "
-            "sotto.torch.broadcast_parameters()"
+            f"{len(names)} of {counted(len(tensors), 'tensor')} differ between ranks: "
+            f"{', '.join(names[:3])}{more}; make the same model on all ranks (same seed, same "
+            "checkpoint), or call sotto.torch.broadcast_parameters()"
         )
