@@ -277,3 +277,31 @@ def test_a_group_cannot_have_what_is_the_constructors(comm):
     with pytest.raises(sotto.InvalidArgumentError, match="momentum of group 0 is 0.9"):
         st.AdamW([{"params": [p], "momentum": 0.9}], comm=comm)
     st.AdamW([{"params": [p], "bias_correction": True, "momentum": 0}], comm=comm)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@every_kind
+def test_a_graph_from_before_a_step_is_refused(kind, dtype, comm):
+    """As with torch's optimizers: its gradients would be of other values than were computed with.
+
+    But for what goes through parameters that stood still.
+    """
+    net = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3))).to(dtype)
+    optimizer = kind(net[1:].parameters(), lr=0.01, comm=comm, **KINDS[kind])
+    for _ in range(3):  # the last two do not count the library's own writes as others'
+        start = torch.ones(2, 4, dtype=dtype, requires_grad=True)
+        out = net(start).square().mean()
+        out.backward(retain_graph=True)
+        net[1].zero_grad()
+        optimizer.step()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.backward()
+        optimizer.zero_grad()
+    versions = [p._version for p in net[1].parameters()]
+    assert versions == [p._version for p in net[0].parameters()]
+    state = optimizer.state_dict()
+    out = net(start).square().mean()
+    optimizer.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward()
+    optimizer.close()

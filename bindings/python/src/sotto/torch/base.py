@@ -310,6 +310,7 @@ class SottoOptimizer(Groups):
         self._await(work)
         self._show_schedule(optim)
         if self._gradients is not None:
+            self._gradients.written()
             self._gradients.check_moving()
 
     @torch.no_grad()
@@ -331,6 +332,9 @@ class SottoOptimizer(Groups):
     def _end_step(self) -> None:
         """Of the step that backward() has begun."""
         self._await(self._overlap._take())
+        assert self._optim is not None
+        assert self._gradients is not None
+        self._gradients.written()
         self._overlap._check_untouched()
         for group, sent in zip(self.param_groups, self._sent):
             changed = [key for key, value in self._hyper(group).items() if value != sent[key]]
@@ -340,7 +344,6 @@ class SottoOptimizer(Groups):
                     "between backward() and step(): the step began in backward() and was made "
                     "with the old value; change it behind step()"
                 )
-        assert self._optim is not None
         self._show_schedule(self._optim)
 
     @torch.no_grad()
@@ -381,8 +384,9 @@ class SottoOptimizer(Groups):
         Errors: InvalidStateError (micro-batches accumulated), the comm's own.
         """
         self.synchronize()
-        if self._optim is not None:
+        if self._optim is not None and self._gradients is not None:
             self._optim.synchronize().wait()
+            self._gradients.written()
 
     def synchronize(self) -> None:
         """Waits until the last step has ended on its CUDA device. Errors: those of the step."""
@@ -560,7 +564,7 @@ class SottoOptimizer(Groups):
                 self._gradients.freeze(optim, frozenset(saved.get("frozen", ())))
             states.load(self, optim, saved)
             if self._gradients is not None:
-                self._gradients.loaded()
+                self._gradients.written()
         except BaseException:
             if self._optim not in (None, before[0]):
                 self._drop()

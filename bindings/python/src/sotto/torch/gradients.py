@@ -210,7 +210,7 @@ class Gradients:
     def follow_for_load(self, optim: plain.Optimizer) -> None:
         """Tells the library where parameters lie: a state is about to write them.
 
-        What others have written is noticed by the next follow(), unless loaded() comes first.
+        What others have written is noticed by the next follow(), unless written() comes first.
         Errors: InvalidStateError, UnsupportedError (as follow()).
         """
         if self._have_moved():
@@ -220,8 +220,13 @@ class Gradients:
                 tensor.place()
             self._tell_places(optim, moved, differ)
 
-    def loaded(self) -> None:
-        """The library has written all parameters."""
+    def written(self) -> None:
+        """The library has written the parameters, past autograd.
+
+        It refuses backward passes through what was computed with other values, once it is told.
+        """
+        still = self._frozen or [False] * len(self._params)
+        torch.autograd.graph.increment_version([p for p, no in zip(self._params, still) if not no])
         self._versions = self._versions_now()
 
     def _have_moved(self) -> bool:
