@@ -220,10 +220,10 @@ bool DriverRole::take_inbox(std::vector<Handover>* items, std::vector<Task>* tas
 }
 
 std::vector<OpRef> DriverRole::take_callbacks() {
-  if (!any_callbacks_.load(std::memory_order_acquire)) return {};
+  if (!callbacks_.any.load(std::memory_order_acquire)) return {};
   std::lock_guard lock(mutex_);
-  any_callbacks_.store(false, std::memory_order_relaxed);
-  return std::exchange(callbacks_, {});
+  callbacks_.any.store(false, std::memory_order_relaxed);
+  return std::exchange(callbacks_.ops, {});
 }
 
 }  // namespace sotto

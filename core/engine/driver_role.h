@@ -124,8 +124,8 @@ class DriverRole {
       std::lock_guard lock(mutex_);
       --ops_in_flight_;
       if (callback != nullptr) {
-        callbacks_.push_back(std::move(callback));
-        any_callbacks_.store(true, std::memory_order_release);
+        callbacks_.ops.push_back(std::move(callback));
+        callbacks_.any.store(true, std::memory_order_release);
       }
       publish();
     }
@@ -168,8 +168,11 @@ class DriverRole {
     std::atomic<bool> filled{false};
   };
   Inbox inbox_;
-  std::vector<OpRef> callbacks_;
-  std::atomic<bool> any_callbacks_{false};
+  struct Callbacks {
+    std::vector<OpRef> ops;
+    std::atomic<bool> any{false};
+  };
+  Callbacks callbacks_;
   std::thread thread_;
 };
 

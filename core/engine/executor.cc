@@ -13,9 +13,7 @@ namespace {
 // Work is queued on a device, which does not wake the poller.
 constexpr int64_t kDeviceBlockUs = 20;
 constexpr int64_t kDeadlineCheckNs = 5'000'000;
-constexpr int64_t kPollEveryNs = 50'000;     // sockets are served at least so often between kernels
-constexpr int64_t kIdlePollEveryNs = 2'000;  // and while there is nothing in memory
-constexpr int64_t kRunBudgetNs = 100'000;    // kernels in a row before sockets are looked at again
+constexpr int64_t kRunBudgetNs = 100'000;  // kernels in a row before sockets are looked at again
 
 }  // namespace
 
@@ -46,7 +44,7 @@ bool Executor::progress() {
   now_ns_ = clock_.now_ns();
   bool any = take_inbox();
   any |= take_completions();
-  any |= serve_links(!any && scheduler_.empty());
+  any |= pollers_.serve_due(now_ns_, !any && scheduler_.empty());
   any |= take_completions();
   any |= channels_failed();
   any |= poll_devices();
@@ -69,17 +67,6 @@ void Executor::block(int64_t wait_us) {
       wait_us = std::min<int64_t>(wait_us, 20'000);  // deadlines are looked at
   }
   pollers_.wait(wait_us);
-}
-
-// What arrives by memory is looked at first: a look at sockets is a system call. `idle`: there is
-// nothing else to do.
-bool Executor::serve_links(bool idle) {
-  const std::optional<bool> found = idle ? pollers_.look() : std::optional(false);
-  int64_t every_ns = kPollEveryNs;
-  if (idle && found != true) every_ns = found.has_value() ? kIdlePollEveryNs : 0;
-  if (now_ns_ - last_poll_ns_ < every_ns) return found == true;
-  last_poll_ns_ = now_ns_;
-  return pollers_.serve() || found == true;
 }
 
 bool Executor::poll_devices() {

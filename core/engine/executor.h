@@ -64,7 +64,6 @@ class Executor final : public DriverWork {
 
  private:
   // What progress does (executor.cc).
-  bool serve_links(bool idle);
   bool channels_failed();
   bool poll_devices();
   bool issue_again();
@@ -117,7 +116,6 @@ class Executor final : public DriverWork {
   std::vector<OpRef> waiting_;   // admitted, and behind other operations
   StreamOrders stream_orders_;
   int64_t now_ns_ = 0;  // when the driver last looked at the clock, plus kernels that it ran since
-  int64_t last_poll_ns_ = 0;
   int64_t next_deadline_check_ns_ = 0;
 };
 

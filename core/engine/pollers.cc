@@ -12,6 +12,9 @@ namespace {
 constexpr int64_t kUnwatchedUs = 20;
 // Looks into memory, about 30 ns each, for each poll of all, which takes a few system calls.
 constexpr int kLooks = 32;
+// Sockets are served at least so often between kernels, and while there is nothing in memory.
+constexpr int64_t kServeEveryNs = 50'000;
+constexpr int64_t kIdleServeEveryNs = 2'000;
 
 }  // namespace
 
@@ -54,6 +57,15 @@ bool Pollers::serve() {
     if (served.poller != blocking) any |= served.poller->poll(0);
   }
   return any;
+}
+
+bool Pollers::serve_due(int64_t now_ns, bool idle) {
+  const std::optional<bool> found = idle ? look() : std::optional(false);
+  int64_t every_ns = kServeEveryNs;
+  if (idle && found != true) every_ns = found.has_value() ? kIdleServeEveryNs : 0;
+  if (now_ns - served_ns_ < every_ns) return found == true;
+  served_ns_ = now_ns;
+  return serve() || found == true;
 }
 
 std::optional<bool> Pollers::look() {

@@ -30,9 +30,10 @@ class Pollers {
   bool add(std::unique_ptr<Backend> backend, bool blocking);
   // Serves each once, without waiting. True if anything ran or a wake has come.
   bool serve();
-  // Looks into memory for something to do, and does it. False: there is nothing in memory; no
-  // value: only serve can tell.
-  std::optional<bool> look();
+  // Serves what is due at the time of a pass. `idle`: the driver has nothing else to do; what
+  // arrives by memory is looked at first then, since a look at sockets is a system call. True: as
+  // serve.
+  bool serve_due(int64_t now_ns, bool idle);
   // Waits at most so long for something to do. Without pollers it returns at once.
   void wait(int64_t wait_us);
   // Ends a wait, or the next one. Threads: any.
@@ -50,8 +51,12 @@ class Pollers {
   void tie(Served& other, Poller* blocking);
   // Polls for so long. True: there is something to do.
   bool spin(int64_t limit_us);
+  // Looks into memory for something to do, and does it. False: there is nothing in memory; no
+  // value: only serve can tell.
+  std::optional<bool> look();
 
   const int64_t spin_us_;
+  int64_t served_ns_ = 0;  // the pass that has served all
   std::vector<Served> backends_;
   std::atomic<Poller*> blocking_{nullptr};
 };

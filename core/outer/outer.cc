@@ -214,18 +214,6 @@ Status Outer::check_idle() const {
              : ok_status();
 }
 
-Status Outer::admit(const CallOptions& options) const {
-  const int64_t us = timeout_us(options);
-  return context_.comm->engine().admit(us == 0 ? context_.comm->timeout_us() : us,
-                                       !options.no_block);
-}
-
-int64_t Outer::timeout_us(const CallOptions& options) const {
-  if (const auto limit = context_.config.timeout_ms; options.timeout_us == 0 && limit)
-    return static_cast<int64_t>(*limit) * 1000;
-  return options.timeout_us;
-}
-
 Status Outer::set(std::string_view name, double value) {
   SOTTO_TRY(check_idle());
   const bool is_lr = name == "lr";
@@ -271,6 +259,18 @@ Status Outer::set_parameters(std::span<const ParameterPlace> params,
   return parameters_.set_parameters(params, copies);
 }
 
+// 0: the comm's.
+static int64_t timeout_us(const OuterConfig& config, const CallOptions& options) {
+  if (options.timeout_us != 0 || !config.timeout_ms) return options.timeout_us;
+  return static_cast<int64_t>(*config.timeout_ms) * 1000;
+}
+
+// Room for the operations of a call, before it changes anything. BUSY: as Engine::admit.
+static Status admit(const OuterContext& context, const CallOptions& options) {
+  const int64_t us = timeout_us(context.config, options);
+  return context.comm->engine().admit(us == 0 ? context.comm->timeout_us() : us, !options.no_block);
+}
+
 OuterFragment::Step Outer::fragment_step(const CallOptions& options,
                                          std::vector<OpRef>* ops) const {
   OuterFragment::Step step;
@@ -287,7 +287,7 @@ OuterFragment::Step Outer::fragment_step(const CallOptions& options,
   step.told.version = kOuterMessageVersion;
   step.told.asks = given_.asks;
   step.options.tag = options.tag;
-  step.options.timeout_us = timeout_us(options);
+  step.options.timeout_us = timeout_us(context_.config, options);
   step.options.priority = options.priority;
   step.options.admitted = true;
   step.options.stream = options.stream;
@@ -332,7 +332,7 @@ Result<OpRef> Outer::step_behind(OpRef inner, double lr, const CallOptions& opti
     if (inner == nullptr) return allowed;
     return finish(allowed, {std::move(inner)}, options);  // which uses the caller's memory
   }
-  if (inner == nullptr) SOTTO_TRY(admit(options));
+  if (inner == nullptr) SOTTO_TRY(admit(context_, options));
   given_.gamma = lr;
   const Clock& clock = context_.comm->engine().clock();
   pace_.inner_step(fragments_, clock.now_ns(), &at_);
@@ -446,7 +446,7 @@ Result<OpRef> Outer::flush(const CallOptions& options) {
   SOTTO_TRY(context_.comm->failure());
   if (swapped_)
     return invalid_state("the anchor is in the place of the parameters; call sotto_outer_swap");
-  SOTTO_TRY(admit(options));
+  SOTTO_TRY(admit(context_, options));
   std::vector<OpRef> ops;
   OuterFragment::Step step = fragment_step(options, &ops);
   if (restored_) SOTTO_TRY(rejoin(step));
@@ -477,7 +477,7 @@ Result<OpRef> Outer::flush(const CallOptions& options) {
 Result<OpRef> Outer::swap(const CallOptions& options) {
   SOTTO_TRY(check_idle());
   SOTTO_TRY(context_.comm->failure());
-  SOTTO_TRY(admit(options));
+  SOTTO_TRY(admit(context_, options));
   std::vector<OpRef> ops;
   const OuterFragment::Step step = fragment_step(options, &ops);
   Status begun;

@@ -160,9 +160,6 @@ class Outer : public std::enable_shared_from_this<Outer> {
   Status start();
   Result<CreationTerms> terms(bool compares_values) const;
   Status check_idle() const;
-  // Room for the operations of a call, before it changes anything. BUSY: as Engine::admit.
-  Status admit(const CallOptions& options) const;
-  int64_t timeout_us(const CallOptions& options) const;  // 0: the comm's
   OuterFragment::Step fragment_step(const CallOptions& options, std::vector<OpRef>* ops) const;
   Status begin_step(const OuterFragment::Step& step);
   Status begin_fragment(size_t f, const OuterEvents& events, const OuterFragment::Step& step);

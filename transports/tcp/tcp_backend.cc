@@ -237,8 +237,7 @@ Result<std::unique_ptr<Backend>> make_tcp_backend(const TcpOptions& options) {
           : std::max(tcp::kUserTimeoutBeats * options.heartbeat_ms, tcp::kLeastUserTimeoutMs);
   SOTTO_TRY(sockets.check());
   SOTTO_ASSIGN(std::shared_ptr<tcp::Reactor> reactor,
-               tcp::Reactor::make(
-                   {options.rate_limit_mbit, options.clock, std::move(sockets)}));
+               tcp::Reactor::make({options.rate_limit_mbit, options.clock, std::move(sockets)}));
   return std::unique_ptr<Backend>(
       std::make_unique<tcp::TcpBackend>(options, std::move(reactor), std::move(place)));
 }
