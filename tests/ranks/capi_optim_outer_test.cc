@@ -7,40 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "tests/ranks/capi_optim_model.h"
+#include "tests/ranks/capi_optim_outer_model.h"
 #include "tests/ranks/capi_outer_model.h"
 
 namespace sotto::test {
 namespace {
-
-std::string file(const std::string& optimizer, const std::string& outer,
-                 const std::string& more = "") {
-  return R"({"optimizer": )" + optimizer + R"(, "sotto": {"outer": )" + outer + "}" + more + "}";
-}
-constexpr char kAdamW[] = R"({"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}})";
-constexpr char kCo2[] = R"({"preset": "co2", "period": 3})";
-
-// Gradients of a step, other ones on every rank.
-void draw(Model& model, int32_t rank, int step) {
-  for (std::vector<float>& g : model.gradients) {
-    for (size_t i = 0; i < g.size(); ++i)
-      g[i] = std::sin(static_cast<float>(i * 3 + 1 + 17 * static_cast<size_t>(step) +
-                                         101 * static_cast<size_t>(rank)));
-  }
-}
-
-void expect_same(const Model& found, const Model& wanted, const std::string& what) {
-  for (size_t t = 0; t < 2; ++t)
-    require(found.weights[t] == wanted.weights[t], what + ": tensor " + std::to_string(t));
-}
-
-sotto_outer* outer_of(sotto_optim* optim) {
-  sotto_outer* outer = nullptr;
-  OK(sotto_optim_outer(optim, &outer));
-  return outer;
-}
-
-void train(sotto_optim* optim) { OK(sotto_optim_step(optim, nullptr, nullptr)); }
 
 std::vector<char> export_of(sotto_optim* optim, sotto_state_mode mode) {
   uint64_t n = 0;
@@ -531,43 +502,6 @@ TEST(CapiOptimOuter, RefusalsNameTheRemedy) {
             OK(sotto_optim_destroy(optim));
           }),
       "");
-}
-
-// Without a thread of the library's own a step goes on in calls that wait, and in no other. Step 3
-// is one with an average.
-TEST(CapiOptimOuter, FlushAndSwapAreBusyWhileAStepIsInFlight) {
-  const std::string json = file(kAdamW, R"({"preset": "local_sgd", "period": 3})");
-  const sotto_call later = call_with([](auto& c) { c.priority = -5; });
-  const sotto_call urgent = call_with([](auto& c) { c.priority = 5; });
-  for (const int size : {1, 2}) {
-    EXPECT_EQ(run_world(size, {.progress_thread = false},
-                        [&](Member& self) {
-                          Model plain(self.rank), model(self.rank);
-                          sotto_optim* const undisturbed = new_optim(self, json.c_str(), plain);
-                          sotto_optim* const optim = new_optim(self, json.c_str(), model);
-                          sotto_outer* const outer = outer_of(optim);
-                          for (int n = 1; n <= 7; ++n) {
-                            draw(plain, self.rank, n);
-                            draw(model, self.rank, n);
-                            train(undisturbed);
-                            sotto_op *op = nullptr, *none = nullptr;
-                            OK(sotto_optim_step(optim, &later, &op));
-                            FAILS(sotto_outer_flush(outer, &urgent, &none), SOTTO_E_BUSY, "flight");
-                            FAILS(sotto_outer_swap(outer, &urgent, &none), SOTTO_E_BUSY, "flight");
-                            require(none == nullptr, "an operation of a refused call");
-                            OK(sotto_op_wait(op, -1));
-                            OK(sotto_op_release(op));
-                            expect_same(model, plain, "step " + std::to_string(n));
-                            for (int k = 0; k < 2; ++k)
-                              OK(sotto_outer_swap(outer, &urgent, nullptr));
-                            expect_same(model, plain, "swapped twice, " + std::to_string(n));
-                          }
-                          OK(sotto_outer_destroy(outer));
-                          OK(sotto_optim_destroy(optim));
-                          OK(sotto_optim_destroy(undisturbed));
-                        }),
-              "");
-  }
 }
 
 // The deadline of the file is that of averages, too.
