@@ -16,7 +16,8 @@ struct OuterRhythm {
 
   // Launches of a fragment lie this far behind multiples of the period.
   uint64_t offset(uint64_t fragment, uint64_t fragments) const {
-    return fragment * period / fragments;
+    // fragment * period / fragments, without their product.
+    return period / fragments * fragment + period % fragments * fragment / fragments;
   }
   bool operator==(const OuterRhythm&) const = default;
 };

@@ -220,6 +220,7 @@ TEST(OuterRounds, TheNextStepOfALongPeriod) {
       }
     }
   }
+  EXPECT_EQ(rounds_of(kLong, 0, 4096, 0).until_next(kLong / 4096 * 4095), kLong / 4096);
   OuterRounds r = rounds_of(kLong, kLong, 1, 0);
   r.change_period(kLong, 3);
   EXPECT_EQ(r.until_next(kLong), 3u);
