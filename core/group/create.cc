@@ -20,7 +20,7 @@ namespace {
 
 // What ranks exchange before data connections are made.
 struct SetupRecord {
-  uint32_t version = 9;  // another one where ranks would cut or route messages differently
+  uint32_t version = 10;  // another one where ranks would cut or route messages differently
   uint32_t silence_limit_ms = 0;
   uint64_t segment_bytes = 0;  // 0: what suits the transport
   uint64_t place = 0;  // Backend::place of the transport inside a process; 0: stays with sockets
