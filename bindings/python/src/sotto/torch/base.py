@@ -11,6 +11,7 @@ from typing import Any, NoReturn, Union, overload
 import torch
 
 from .. import optim as plain
+from .._text import counted
 from ..comm import Comm
 from ..errors import InvalidArgumentError, InvalidStateError, ProtocolError
 from ..group import meet
@@ -160,7 +161,8 @@ class SottoOptimizer(Groups):
             return None
         if mask.numel() != p.numel() or len(self.param_groups[index]["params"]) != 1:
             raise InvalidArgumentError(
-                f'{MASK} of group {index} has {mask.numel()} elements, parameter "{name}" '
+                f"{MASK} of group {index} has {counted(mask.numel(), 'element')}, parameter "
+                f'"{name}" '
                 f"{p.numel()}; a mask needs a group of one parameter with as many elements"
             )
         if not bool(((mask == 0) | (mask == 1)).all()):
