@@ -302,6 +302,8 @@ TEST(OptimizerHalfErrors, CountersOfAStateAreInRange) {
           EXPECT_EQ(encode_optim(kept), whole) << "a refused import has changed the state";
         }
         SOTTO_ASSIGN(s, o->snapshot(true));
+        s.loss_scale.iteration = 6;  // the last case and a step are beyond the range
+        s.loss_scale.last_overflow = -1;
         for (const int64_t iteration : {(int64_t{1} << 53) + 1, INT64_MAX, int64_t{-2}}) {
           s.scheduler_iteration = iteration;
           const Status restored = o->restore(s, true);
