@@ -157,6 +157,7 @@ SOTTO_RANK_MAIN(lazy_endpoints) {
   check(all_reduce(other, data));
   check(comm->barrier());
   self.say(endpoints_of(*comm));
+  self.at("two levels");
   check(all_to_all(other, data));
   self.say(endpoints_of(*comm));
   check(comm->barrier());
@@ -276,17 +277,24 @@ TEST(Hosts, RanksThatExchangeNothingHaveNoEndpoints) {
     const TempDir folder;
     const auto size = static_cast<int>(hosts.size());
     const auto mates = static_cast<int>(std::ranges::count(hosts, "a"));
-    Processes ranks("lazy_endpoints", size, {.argument = task_of(folder, hosts, "sharded", "ucx")});
+    ProcessOptions options{.argument = task_of(folder, hosts, "sharded", "ucx")};
+    for (int rank = 0; rank < size; ++rank)
+      options.stop_at.push_back(fmt::format("{}:two levels", rank));
+    Processes ranks("lazy_endpoints", size, options);
     const int made = size / mates - 1;
     const std::string levels =
         fmt::format("{} shm, {} made, {} lazy", mates - 1, made, size - mates - made);
     for (int rank = 0; rank < size; ++rank) {
       EXPECT_EQ(ranks.message(rank), levels) << rank;
       EXPECT_EQ(ranks.message(rank), levels) << rank;
+    }
+    // None goes on before all have looked.
+    for (int rank = 0; rank < size; ++rank) ranks.await(rank, "two levels");
+    for (int rank = 0; rank < size; ++rank) ranks.go(rank);
+    for (int rank = 0; rank < size; ++rank)
       EXPECT_EQ(ranks.message(rank),
                 fmt::format("{} shm, {} made, 0 lazy", mates - 1, size - mates))
           << rank;
-    }
     ranks.wait_all();
     EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
     EXPECT_EQ(ranks.prefixed_output(), "");
