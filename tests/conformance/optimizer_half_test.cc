@@ -281,7 +281,7 @@ TEST(OptimizerHalfErrors, CountersOfAStateAreInRange) {
         Model model(0);
         const char* rest = R"(, "fp16": {"enabled": true}, "scheduler": {"type": "WarmupLR"})";
         SOTTO_ASSIGN(const auto o, make(comm, model, R"({"type": "Adam"})", rest, Dtype::kF32));
-        model.gradients(0, Dtype::kF32);
+        model.gradients(0, Dtype::kF16);
         SOTTO_TRY(do_step(*o));
         SOTTO_ASSIGN(OptimSnapshot s, o->snapshot(true));
         const std::vector<std::byte> whole = encode_optim(s);
