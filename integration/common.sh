@@ -58,7 +58,7 @@ need_tools() {
   [ "$CMAKE" = /usr/bin/cmake ] && CTEST=/usr/bin/ctest
   NINJA=$(find_ninja) || die "no working ninja: run integration/setup.sh"
   PYTHON=$(find_report_python) || die "no python3 with matplotlib and numpy: run integration/setup.sh"
-  # A second checkout, or a caller of another language, finds in the compiler cache what the first one compiled.
-  export CCACHE_BASEDIR=$SOTTO_ROOT CCACHE_NOHASHDIR=1 LANG=C.UTF-8
+  # A caller of another language finds in the compiler cache what the first one compiled.
+  export LANG=C.UTF-8
   unset LC_ALL LC_CTYPE LC_MESSAGES
 }
