@@ -13,8 +13,10 @@ namespace sotto {
 
 // Slots of the state and of the result. All are bound slots except where noted.
 struct CompressedSlots {
-  uint32_t worker = kNoSlot;        // with scales: c, else e: shard_elements float32
-  uint32_t worker_scale = kNoSlot;  // S: float32 per instance
+  uint32_t worker = kNoSlot;         // with scales: c, else e: shard_elements float32
+  uint32_t worker_scale = kNoSlot;   // S: float32 per instance
+  uint32_t launch_worker = kNoSlot;  // where both are kept before an operation changes them
+  uint32_t launch_scale = kNoSlot;
   uint32_t server = kNoSlot;        // the same of the server: chunk_elements float32
   uint32_t server_scale = kNoSlot;  // R of the own chunk: float32 per instance
   uint32_t server_next = kNoSlot;   // what they become

@@ -78,6 +78,7 @@ Status CompressedState::for_each_array(const CompressedLayout& layout, Visit&& v
   if (!settings_.residual) return ok_status();
   const uint64_t instances = layout.instances();
   if (place_.serves) SOTTO_TRY(visit(worker_, layout.shard_elements() * 4));
+  if (place_.serves && at_launch_) SOTTO_TRY(visit(launch_worker_, layout.shard_elements() * 4));
   if (!settings_.server_residual()) return ok_status();
   if (place_.serves) {
     for (DeviceArray& error : server_error_) SOTTO_TRY(visit(error, layout.chunk_elements() * 4));
@@ -85,6 +86,7 @@ Status CompressedState::for_each_array(const CompressedLayout& layout, Visit&& v
   if (!has_scales()) return ok_status();
   if (place_.serves) {
     SOTTO_TRY(visit(worker_scale_, instances * 4));
+    if (at_launch_) SOTTO_TRY(visit(launch_scale_, instances * 4));
     SOTTO_TRY(visit(worker_counts_, instances * 8));
     SOTTO_TRY(visit(server_counts_, instances * 8));
     for (DeviceArray& scale : server_scale_) SOTTO_TRY(visit(scale, instances * 4));
@@ -96,9 +98,11 @@ Status CompressedState::for_each_array(const CompressedLayout& layout, Visit&& v
   return ok_status();
 }
 
-uint64_t CompressedState::bytes_of(const CompressedLayout& layout, const CodecSettings& settings) {
+uint64_t CompressedState::bytes_of(const CompressedLayout& layout, const CodecSettings& settings,
+                                   bool at_launch) {
   CompressedState s;
   s.settings_ = settings;
+  s.at_launch_ = at_launch;
   uint64_t sum = 0;
   const auto add = [&sum](DeviceArray&, uint64_t bytes) {
     sum += bytes;
@@ -110,8 +114,10 @@ uint64_t CompressedState::bytes_of(const CompressedLayout& layout, const CodecSe
 
 Result<CompressedState> CompressedState::make(const Comm& comm, const DeviceAccess& access,
                                               const CompressedLayout& layout,
-                                              const CodecSettings& settings, const Levels* levels) {
+                                              const CodecSettings& settings, const Levels* levels,
+                                              bool at_launch) {
   CompressedState s;
+  s.at_launch_ = at_launch;
   s.access_ = access;
   s.layout_ = &layout;
   s.settings_ = settings;
@@ -139,10 +145,12 @@ void CompressedState::bind(Run& run, const CompressedSlots& slots, int current) 
     if (slot != kNoSlot) run.bases[slot] = array.data();
   };
   set(slots.worker, worker_);
+  set(slots.launch_worker, launch_worker_);
   set(slots.server, server_error_[current]);
   set(slots.server_next, server_error_[next]);
   if (!has_scales()) return;
   set(slots.worker_scale, worker_scale_);
+  set(slots.launch_scale, launch_scale_);
   set(slots.server_scale, server_scale_[current]);
   set(slots.server_scale_next, server_scale_[next]);
   set(slots.worker_counts, worker_counts_);
@@ -207,13 +215,14 @@ Result<std::vector<float>> CompressedState::scales_of(const DeviceArray& scales)
   return access_.download<float>(scales.data(), layout_->instances());
 }
 
-Status CompressedState::worker_run(const TensorRun& run, const std::vector<float>& scales,
+Status CompressedState::worker_run(const DeviceArray& of, const TensorRun& run,
+                                   const std::vector<float>& scales,
                                    const std::vector<uint8_t>& valid_bits, float* out) const {
   if (!layout_->compressed(run.tensor)) {
     std::fill_n(out, run.count, 0.0f);
     return ok_status();
   }
-  const auto* worker = static_cast<const float*>(worker_.data());
+  const auto* worker = static_cast<const float*>(of.data());
   return run.each_part([&](const Piece& p, uint64_t flat, uint64_t at, uint64_t n) -> Status {
     if (!works_on(p)) {
       std::fill_n(out + at, n, 0.0f);
@@ -231,12 +240,18 @@ Status CompressedState::worker_run(const TensorRun& run, const std::vector<float
 
 Status CompressedState::worker_errors(const std::vector<uint8_t>& valid_bits,
                                       const FloatSink& sink) const {
+  return errors_of(worker_, worker_scale_, valid_bits, sink);
+}
+
+Status CompressedState::errors_of(const DeviceArray& worker, const DeviceArray& scale,
+                                  const std::vector<uint8_t>& valid_bits,
+                                  const FloatSink& sink) const {
   if (!settings_.residual || !place_.serves) return ok_status();
-  SOTTO_ASSIGN(const std::vector<float> scales, scales_of(worker_scale_));
+  SOTTO_ASSIGN(const std::vector<float> scales, scales_of(scale));
   std::vector<float> values;
   return for_each_run(*layout_, true, [&](const TensorRun& run) -> Status {
     values.resize(run.count);
-    SOTTO_TRY(worker_run(run, scales, valid_bits, values.data()));
+    SOTTO_TRY(worker_run(worker, run, scales, valid_bits, values.data()));
     if (place_.hierarchy.empty()) return sink(values);
     if (!layout_->compressed(run.tensor)) return ok_status();  // no part of a shard
     return run.each_part([&](const Piece& p, uint64_t, uint64_t at, uint64_t n) {
@@ -279,7 +294,7 @@ Status CompressedState::mean_worker_errors(Comm& comm, const std::vector<uint8_t
     SOTTO_ASSIGN(scales, scales_of(worker_scale_));
   }
   const auto read = [&](const TensorRun& run, float* out) {
-    return settings_.residual ? worker_run(run, scales, valid_bits, out) : ok_status();
+    return settings_.residual ? worker_run(worker_, run, scales, valid_bits, out) : ok_status();
   };
   // In two levels one rank of every host has the error of an element.
   const auto average = [&](std::span<float> values) -> Status {
@@ -453,18 +468,23 @@ Status CompressedState::put_mean_server_errors(const FloatSource& source) {
   });
 }
 
-Result<ErrorFeedback> CompressedState::residual(const std::vector<uint8_t>& valid_bits) const {
+Result<ErrorFeedback> CompressedState::residual(const std::vector<uint8_t>& valid_bits,
+                                                bool at_launch) const {
   ErrorFeedback r = no_errors();
-  SOTTO_TRY(worker_errors(valid_bits, sink_of(&r.worker)));
+  SOTTO_TRY(errors_of(at_launch ? launch_worker_ : worker_,
+                      at_launch ? launch_scale_ : worker_scale_, valid_bits, sink_of(&r.worker)));
   SOTTO_TRY(server_errors(valid_bits, sink_of(&r.server)));
   return r;
 }
 
 Status CompressedState::restore(const ErrorFeedback* r) {
   SOTTO_TRY(clear_errors());
-  if (r == nullptr || !settings_.residual) return ok_status();
-  SOTTO_TRY(put_worker_errors(source_of(r->worker), true));
-  return put_server_errors(source_of(r->server));
+  if (r != nullptr && settings_.residual) {
+    SOTTO_TRY(put_worker_errors(source_of(r->worker), true));
+    SOTTO_TRY(put_server_errors(source_of(r->server)));
+  }
+  SOTTO_TRY(access_.copy_and_wait(launch_worker_.data(), worker_.data(), launch_worker_.bytes()));
+  return access_.copy_and_wait(launch_scale_.data(), worker_scale_.data(), launch_scale_.bytes());
 }
 
 Result<MeanErrorFeedback> CompressedState::mean(Comm& comm,
@@ -495,8 +515,8 @@ Status CompressedState::restore_mean(const MeanErrorFeedback& mean) {
 }
 
 uint64_t CompressedState::bytes() const {
-  uint64_t sum =
-      worker_.bytes() + worker_scale_.bytes() + worker_counts_.bytes() + server_counts_.bytes();
+  uint64_t sum = worker_.bytes() + worker_scale_.bytes() + worker_counts_.bytes() +
+                 server_counts_.bytes() + launch_worker_.bytes() + launch_scale_.bytes();
   for (int i = 0; i < 2; ++i) {
     sum += server_error_[i].bytes() + server_scale_[i].bytes() + bits_[i].bytes() +
            messages_[i].bytes();

@@ -42,13 +42,15 @@ class CompressedState {
  public:
   CompressedState() = default;
   // The layout must outlive the state. Residuals are 0; counts are those of an unmasked layout.
-  // levels: of the comm's ranks; null: one level.
+  // levels: of the comm's ranks; null: one level. at_launch: there is memory for the worker's error
+  // of before an operation under way.
   static Result<CompressedState> make(const Comm& comm, const DeviceAccess& access,
                                       const CompressedLayout& layout, const CodecSettings& settings,
-                                      const Levels* levels = nullptr);
+                                      const Levels* levels = nullptr, bool at_launch = false);
 
   // What bytes() of such a state is, in one level.
-  static uint64_t bytes_of(const CompressedLayout& layout, const CodecSettings& settings);
+  static uint64_t bytes_of(const CompressedLayout& layout, const CodecSettings& settings,
+                           bool at_launch = false);
 
   // Binds the slots; the result and the new server residual go to the buffers that are not current.
   void bind(Run& run, const CompressedSlots& slots) const { bind(run, slots, current_); }
@@ -93,10 +95,11 @@ class CompressedState {
   // Of all ranks: keeps those of its own chunk.
   Status put_mean_server_errors(const FloatSource& source);
 
-  // The same on vectors.
-  Result<ErrorFeedback> residual(const std::vector<uint8_t>& valid_bits) const;
+  // The same on vectors. at_launch: the worker's error of before the operation under way.
+  Result<ErrorFeedback> residual(const std::vector<uint8_t>& valid_bits,
+                                 bool at_launch = false) const;
   Status check(const ErrorFeedback& residual, bool has_mean = true) const;
-  Status restore(const ErrorFeedback* residual);  // null: zero
+  Status restore(const ErrorFeedback* residual);  // null: zero. Also what there is at_launch
   Result<MeanErrorFeedback> mean(Comm& comm, const std::vector<uint8_t>& valid_bits) const;
   // INVALID_ARGUMENT: other sizes, values that are not finite, or no residual to restore.
   Status restore_mean(const MeanErrorFeedback& mean);
@@ -116,8 +119,12 @@ class CompressedState {
   // visit(array, bytes) for every array that the settings call for, until one fails.
   template <class Visit>
   Status for_each_array(const CompressedLayout& layout, Visit&& visit);
-  Status worker_run(const TensorRun& run, const std::vector<float>& scales,
-                    const std::vector<uint8_t>& valid_bits, float* out) const;
+  // worker: the own shard's.
+  Status worker_run(const DeviceArray& worker, const TensorRun& run,
+                    const std::vector<float>& scales, const std::vector<uint8_t>& valid_bits,
+                    float* out) const;
+  Status errors_of(const DeviceArray& worker, const DeviceArray& scale,
+                   const std::vector<uint8_t>& valid_bits, const FloatSink& sink) const;
   Result<std::vector<float>> scales_of(const DeviceArray& scales) const;
   // Where an element of the own chunk is in the server's flat space.
   uint64_t server_position(uint64_t flat) const;
@@ -134,7 +141,9 @@ class CompressedState {
   const CompressedLayout* layout_ = nullptr;
   CodecSettings settings_;
   Place place_;
+  bool at_launch_ = false;
   DeviceArray worker_, worker_scale_, worker_counts_, server_counts_;
+  DeviceArray launch_worker_, launch_scale_;  // of before an operation under way
   DeviceArray server_error_[2], server_scale_[2];
   DeviceArray bits_[2], messages_[2];
   int current_ = 0;

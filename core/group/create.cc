@@ -406,6 +406,8 @@ Status connect(const RootSetup& setup, void* native_comm, RootComm& root, Driver
   const uint64_t named = root.sizes.segment_bytes;
   root.sizes = common_sizes(transports);
   if (named != 0) root.sizes.segment_bytes = named;
+  root.sizes.by_order = std::ranges::any_of(root.channel->links().all(),
+                                            [](const Link& link) { return link.queue != nullptr; });
   return ok_status();
 }
 

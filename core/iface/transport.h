@@ -67,9 +67,10 @@ struct TransportCaps {
 struct MessageSizes {
   uint64_t segment_bytes = 0;  // as in TransportCaps
   HeldWindows held = {};
+  bool by_order = false;  // some links of this rank match messages by their order (Matching)
 };
 // Sizes for messages that may go over any of these transports: as soon as one cuts messages, its
-// segments, and the windows with the fewest bytes.
+// segments, and the windows with the fewest bytes; without by_order.
 MessageSizes common_sizes(std::span<const TransportCaps* const> transports);
 
 // Names an operation on all ranks alike. `comm` is the epoch of the comm, unique among the comms of

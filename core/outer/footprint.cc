@@ -33,7 +33,9 @@ uint64_t array_bytes(const OuterShape& shape) {
     const auto which = static_cast<OuterArray>(i);
     if (which != OuterArray::kSwapped) sum += shape.bytes_of(which);
   }
-  if (shape.codes()) sum += CompressedState::bytes_of(*shape.layout, *shape.config->codec);
+  if (shape.codes())
+    sum +=
+        CompressedState::bytes_of(*shape.layout, *shape.config->codec, shape.keeps_launch_errors());
   return sum;
 }
 

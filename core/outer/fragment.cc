@@ -118,7 +118,8 @@ Status OuterFragment::allocate() {
   report_.not_finite.resize(report_.messages.size());
   if (!plans_.shape().codes()) return ok_status();
   SOTTO_ASSIGN(compressed_, CompressedState::make(*context_.comm, context_.access, plans_.layout(),
-                                                  *context_.config.codec, context_.levels.two()));
+                                                  *context_.config.codec, context_.levels.two(),
+                                                  plans_.shape().keeps_launch_errors()));
   return ok_status();
 }
 
@@ -398,7 +399,9 @@ Result<OuterFragmentState> OuterFragment::snapshot() {
     state.live.insert(state.live.end(), values.begin(), values.end());
   }
   if (plans_.shape().keeps_errors()) {
-    SOTTO_ASSIGN(state.residual, compressed_.residual({}));
+    const bool at_launch = state.pending == OuterPending::kUndelivered && state.compressed &&
+                           plans_.shape().keeps_launch_errors();
+    SOTTO_ASSIGN(state.residual, compressed_.residual({}, at_launch));
   }
   return state;
 }

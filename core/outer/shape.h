@@ -60,6 +60,11 @@ struct OuterShape {
     return config->codec && (levels == nullptr ? !alone() : levels->host_count() > 1);
   }
   bool keeps_errors() const { return codes() && config->codec->residual; }
+  // An average under way may have messages that are kept back (Slicing). A state that is made then
+  // launches it again, with the error of before the launch.
+  bool keeps_launch_errors() const {
+    return keeps_errors() && sizes.by_order && config->schedule.delay != 0;
+  }
   // What this rank has sent is needed of an average and of the next one.
   bool two_payloads() const { return config->rule.freshness > 0; }
   // It is not the payload.

@@ -28,8 +28,8 @@ constexpr int64_t kLimitUs = 60'000'000;
 
 // A rank with parameters on its device, which averages over NCCL.
 struct Training {
-  Training(const ProcessRank& self, const std::string& more)
-      : rank(self, kLimitUs), x(kN, 0), gradient(kInner, 1) {
+  Training(const ProcessRank& self, const std::string& more, size_t n = kN)
+      : rank(self, kLimitUs), x(n, 0), gradient(kInner, 1) {
     ok(rank.created, "sotto_comm_create");
     param.param = x.buffer();
     OK(sotto_outer_create(rank.comm, mean_json(more).c_str(), &param, 1, &outer));
@@ -141,23 +141,36 @@ TEST(NcclOuterSlices, GoAtOnceWhereTheNextStepConsumes) {
                                 "inner inner | "));
 }
 
+// Inner steps whose parameters change by small numbers.
+struct RandomSteps {
+  RandomSteps(Training& t, int32_t rank) : training(t), random(7 + static_cast<uint32_t>(rank)) {}
+  void steps(int n) {
+    for (int k = 0; k < n; ++k) {
+      std::vector<float> x = training.x.read();
+      for (float& value : x) {
+        random = random * 1664525 + 1013904223;
+        value += static_cast<float>(random >> 8) * 1e-9f;
+      }
+      training.x.write(x);
+      training.step();
+    }
+  }
+  std::string bits_behind_flush() {
+    training.flush();
+    const std::vector<float> x = training.x.read();
+    return std::to_string(hash64(x.data(), x.size() * 4));
+  }
+
+  Training& training;
+  uint32_t random;
+};
+
 // What each rank's parameters become in 13 steps, some of them beside averages.
 SOTTO_RANK_MAIN(nccl_outer_slices_bits) {
   Training t(self, std::getenv("TEST_OUTER"));
-  std::vector<float> x = t.x.read();
-  uint32_t random = 7 + static_cast<uint32_t>(self.rank);
-  for (int k = 0; k < 13; ++k) {
-    for (float& value : x) {
-      random = random * 1664525 + 1013904223;
-      value += static_cast<float>(random >> 8) * 1e-9f;
-    }
-    t.x.write(x);
-    t.step();
-    x = t.x.read();
-  }
-  t.flush();
-  x = t.x.read();
-  self.say(std::to_string(hash64(x.data(), x.size() * 4)));
+  RandomSteps random(t, self.rank);
+  random.steps(13);
+  self.say(random.bits_behind_flush());
   t.leave();
   return 0;
 }
@@ -194,6 +207,38 @@ SOTTO_RANK_MAIN(nccl_outer_slices_state) {
 
 TEST(NcclOuterSlices, AreNotWaitedForByExports) {
   EXPECT_THAT(messages_of("nccl_outer_slices_state"), Each("done"));
+}
+
+// States that are made while the second round of an average is kept back, which was launched, and
+// launched again. Each goes on as training did without a state.
+SOTTO_RANK_MAIN(nccl_outer_slices_resumed) {
+  Training t(self, std::getenv("TEST_OUTER"), 100'000);
+  RandomSteps random(t, self.rank);
+  random.steps(kPeriod + 1);
+  const std::vector<char> first = t.state(SOTTO_STATE_EXACT);
+  const uint32_t then = random.random;
+  random.steps(4);
+  const std::string wanted = random.bits_behind_flush();
+  const auto import = [&](const std::vector<char>& state) {
+    OK(sotto_outer_state_import(t.outer, SOTTO_STATE_EXACT, state.data(), state.size()));
+  };
+  import(first);
+  random.random = then;
+  random.steps(1);
+  import(t.state(SOTTO_STATE_EXACT));
+  random.steps(3);
+  self.say(random.bits_behind_flush() == wanted ? "the same bits" : "other bits");
+  t.leave();
+  return 0;
+}
+
+TEST(NcclOuterSlices, StatesGoOnBitForBit) {
+  for (const char* codec :
+       {R"("onebit")", R"("int8")", R"({"type": "topk", "exchange": "two_phase"})"}) {
+    const std::string outer =
+        R"("period": 8, "delay": 6, "dense_rounds": 0, "codec": )" + std::string(codec);
+    EXPECT_THAT(messages_of("nccl_outer_slices_resumed", outer), Each("the same bits")) << codec;
+  }
 }
 
 // Rank 1 ends in the middle of an average.

@@ -1539,9 +1539,7 @@ SOTTO_API sotto_status sotto_outer_get_info(const sotto_outer* outer, sotto_oute
  * average under way, for which it waits but which it does not consume. After any inner step, also
  * of a comm that has failed: an average that was not delivered then is launched again by the first
  * step after the import. So is one that goes in slices (sotto_outer_step) while some have not gone:
- * it is not waited for, and in a state of one rank for all it is what that rank has sent. With
- * error feedback such a state does not go on bit for bit: it has the error that the launch has
- * left.
+ * it is not waited for, and in a state of one rank for all it is what that rank has sent.
  *   outer   [in]
  *   mode    [in]  SOTTO_STATE_EXACT, SOTTO_STATE_COMMON (alike here), SOTTO_STATE_RESET, or, where
  *                 there is no error feedback, SOTTO_STATE_MEAN
