@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/base/text.h"
 #include "core/engine/executor.h"
 
 namespace sotto {
@@ -134,8 +135,8 @@ Status Engine::admit(int64_t timeout_us, bool may_block) {
   const Deadline deadline = Deadline::in_us(clock(), may_block ? timeout_us : 0);
   while (!room()) {
     if (deadline.passed(clock())) {
-      return error(Code::kBusy, "{} operations are in flight, the limit of this context",
-                   options_.max_ops);
+      return error(Code::kBusy, "{} in flight, the limit of this context",
+                   counted(options_.max_ops, "operation"));
     }
     poll(1000);
   }

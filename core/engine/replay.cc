@@ -1,5 +1,6 @@
 // Captured operations: their calls are part of a graph of the user's, and execute when that is
 // launched.
+#include "core/base/text.h"
 #include "core/engine/executor.h"
 
 namespace sotto {
@@ -31,7 +32,8 @@ Status Executor::replay(Op& op, const std::function<Status(Run&, OpHooks*)>& bin
     return launched;
   }
   if (role_.ops_in_flight() >= max_ops)
-    return error(Code::kBusy, "{} operations are in flight, the limit of this context", max_ops);
+    return error(Code::kBusy, "{} in flight, the limit of this context",
+                 counted(max_ops, "operation"));
   Run& run = *op.request_.run;
   // Messages match by their order, and those of a graph come when the caller launches it: so they
   // are never under way together with others. What was called before executes first; issue_groups

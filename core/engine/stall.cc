@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "core/base/text.h"
+
 namespace sotto {
 namespace {
 
@@ -62,11 +64,11 @@ FailureCause stall_cause(const OpRequest& request, const ControlPlane* control,
   FailureCause cause{Code::kTimeout, self, {}, self};
   for (const Peer& p : peers) {
     if (cause.waits.empty()) cause.rank = p.root_rank;
-    cause.waits +=
-        fmt::format("{}rank {} ({} messages from it, {} to it, {}last heard from {} ms ago)",
-                    cause.waits.empty() ? "waiting for " : ", ", p.root_rank, p.receives, p.sends,
-                    p.first ? missing_input(*run.plan, *p.first) : "",
-                    control != nullptr ? control->silent_ms(p.root_rank) : 0);
+    cause.waits += fmt::format("{}rank {} ({} from it, {} to it, {}last heard from {} ms ago)",
+                               cause.waits.empty() ? "waiting for " : ", ", p.root_rank,
+                               counted(p.receives, "message"), p.sends,
+                               p.first ? missing_input(*run.plan, *p.first) : "",
+                               control != nullptr ? control->silent_ms(p.root_rank) : 0);
   }
   if (peers.empty()) cause.waits = "waiting for the local device";
   cause.text = fmt::format("rank {}: {} made no progress for {:.1f} s (limit {:.1f} s)", self, what,

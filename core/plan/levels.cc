@@ -30,10 +30,10 @@ Result<Levels> make_levels(Hierarchy kind, std::span<const int32_t> hosts) {
     });
     if (other != levels.hosts.end() && kind != Hierarchy::kAuto) {
       return invalid_argument(
-          "hierarchy \"{}\": the host of rank {} has {} ranks of the comm, that of rank {} has {}; "
+          "hierarchy \"{}\": the host of rank {} has {} of the comm, that of rank {} has {}; "
           "all hosts need equally many, or hierarchy \"flat\"",
-          hierarchy_name(kind), levels.hosts[0][0], levels.hosts[0].size(), other->front(),
-          other->size());
+          hierarchy_name(kind), levels.hosts[0][0], counted(levels.hosts[0].size(), "rank"),
+          other->front(), other->size());
     }
     if (kind == Hierarchy::kAuto) {
       const bool two =

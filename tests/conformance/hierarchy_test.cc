@@ -435,7 +435,7 @@ TEST(Hierarchy, UnevenHostsAreRefusedByName) {
     const Status status = create_only(world_on("tcp", {0, 1, 1}, hierarchy));
     EXPECT_EQ(status.code(), Code::kInvalidArgument);
     EXPECT_NE(status.text().find("hierarchy \"" + hierarchy +
-                                 "\": the host of rank 0 has 1 ranks of the comm, that of rank 1 "
+                                 "\": the host of rank 0 has 1 rank of the comm, that of rank 1 "
                                  "has 2; all hosts need equally many, or hierarchy \"flat\""),
               std::string::npos)
         << status.text();

@@ -14,7 +14,7 @@ namespace sotto::test {
 namespace {
 
 const WorldOptions kOneSlot{.max_ops = 1};
-constexpr char kNoSlot[] = "1 operations are in flight";
+constexpr char kNoSlot[] = "1 operation in flight";
 
 sotto_call no_block() {
   return call_with([](auto& c) { c.flags = SOTTO_CALL_NO_BLOCK; });
