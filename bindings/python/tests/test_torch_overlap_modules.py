@@ -208,6 +208,27 @@ def test_frozen_parameters_have_no_gradient():
     thread_ranks(2, body)
 
 
+def test_a_parameter_that_one_rank_alone_has_frozen_is_told_there():
+    """It would move on the others only."""
+
+    def body(comm):
+        net = model()
+        with st.Overlap(net, unused="zero", comm=comm, **SMALL):
+            loss_of(net, comm.rank, 0).backward()
+            net.zero_grad()
+            net[2].weight.requires_grad_(comm.rank == 0)
+            if comm.rank == 0:
+                loss_of(net, comm.rank, 1).backward()
+                return
+            with pytest.raises(
+                sotto.InvalidStateError, match='"2.weight" is frozen on this rank and has a'
+            ):
+                loss_of(net, comm.rank, 1).backward()
+            assert net[2].weight.grad is None
+
+    thread_ranks(2, body)
+
+
 def test_gradients_of_an_earlier_backward_stay():
     """Two losses, each of which reaches a part of the model."""
 

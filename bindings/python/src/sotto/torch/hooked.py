@@ -147,6 +147,7 @@ class Hooked:
         self._source = source
         self._computed = computed
         self._handles = [self._hook(p) for _, p in named]
+        self._stand_ins: dict[int, torch.Tensor] = {}  # of the open round
         _count_registrations()
         self._seen = _registrations
         self._take_frozen(source())
@@ -201,7 +202,9 @@ class Hooked:
         made): name the parameter.
         """
         name, p = self.named[i]
-        assert p.grad is not None
+        if p.grad is None:  # it was frozen
+            self._stand_ins[i] = torch.zeros_like(p)
+            return self._stand_ins[i]
         _check_dense(name, p.grad)
         if (p.grad.dtype, p.grad.numel()) != self._like[i]:
             dtype, count = self._like[i]
@@ -211,6 +214,16 @@ class Hooked:
                 f"{dtype} when the Overlap was made: close() that, and make a new one"
             )
         return p.grad
+
+    def check_frozen(self) -> None:
+        """Errors: InvalidStateError (names a parameter that only other ranks train)."""
+        stand_ins, self._stand_ins = self._stand_ins, {}
+        for i, mean in stand_ins.items():
+            if bool(mean.any()):
+                raise InvalidStateError(
+                    f'parameter "{self.named[i][0]}" is frozen on this rank and has a gradient on '
+                    "others, which would move it there alone: freeze it on all ranks, or on none"
+                )
 
     def release(self) -> None:
         """Takes the hooks off. A second call does nothing."""

@@ -89,7 +89,8 @@ class Overlap:
                      gradients became ready on rank 0 in the first backward()
     unused:          "error" (also None), or "zero": parameters that a backward() does not reach
                      have a gradient of zeros on this rank, or what an earlier one has left there,
-                     and so get the mean with the others. Frozen ones without a gradient have none
+                     and so get the mean with the others. Frozen ones do not, which is an error if
+                     they have a gradient on other ranks, unless a codec hides it
     wire:            "fp32", "fp16" or "bf16": type that is sent; None: each gradient's own
     comm:            None: as for the optimizers
     optimizer:       one of this package, of parameters of the model: backward() begins its step,
@@ -125,8 +126,7 @@ class Overlap:
     Errors of backward(), and of the optimizer's step(): CancelledError (the backward() of a rank
     has failed; the next one is as any), NonfiniteError (with a codec), InvalidStateError
     (parameters without a gradient; a gradient that was changed before step()), the comm's own.
-    It averages until close(), whether or not anybody keeps it, and keeps the parameters until then.
-    close() it before the comm.
+    It averages, and keeps the parameters, until close(): before that of optimizer and comm.
     """
 
     def __init__(
@@ -389,11 +389,12 @@ class Overlap:
                 p = self._named[index][1]
                 if index not in self._kept and not self._zeros:
                     continue
-                if p.grad is None and (self._optimizer is not None or not p.requires_grad):
+                frozen = self._optimizer is None and not p.requires_grad
+                if p.grad is None and (self._optimizer or (frozen and "codec" in self._config)):
                     self._overlap.unused([index])
                     self._count(index, p)
                     continue
-                if p.grad is None:
+                if p.grad is None and not frozen:
                     p.grad = torch.zeros_like(p)
                 self._hand_over(index, p)
             if self._missing:
@@ -410,6 +411,7 @@ class Overlap:
         self._kept.clear()
         if self._optimizer is None:
             self._wait()
+            self._params.check_frozen()
             return
         gradients = [p.grad for _, p in self._named if p.grad is not None]
         self._sent = [(gradient, gradient._version) for gradient in gradients]
@@ -572,10 +574,7 @@ class Overlap:
             self._learn_buckets()
 
     def close(self) -> None:
-        """Takes the hooks off; an open round ends on all ranks. A second call does nothing.
-
-        Before the optimizer's close(), if it has one.
-        """
+        """Takes the hooks off; an open round ends on all ranks. A second call does nothing."""
         self._params.release()
         self._forward_hook.remove()
         with _hook_lock:
