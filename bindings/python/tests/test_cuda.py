@@ -293,7 +293,10 @@ class InGraphs:
             optimizer.step()
             return
         self.graphs.append((graph, optimizer.recorded))
+        first = optimizer.param_groups[0]["params"][0]
+        version = first._version
         optimizer.replay(graph)
+        assert first._version > version  # autograd knows
         self.replays += 1
 
 

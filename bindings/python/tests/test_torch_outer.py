@@ -478,3 +478,28 @@ def test_a_period_that_is_measured():
         return info.period
 
     assert len(set(thread_ranks(2, body))) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("how", ["flush", "load", "step"])
+def test_a_graph_from_before_parameters_were_written_is_refused(how, dtype, comm):
+    """By autograd, as behind a step of torch's. evaluation() brings the values back."""
+    net = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3))).to(dtype)
+    outer = made(net, comm, preset="local_sgd", period=2)
+    start = torch.ones(2, 4, dtype=dtype, requires_grad=True)
+    net(start).square().mean().backward()
+    outer.step()
+    out = net(start).square().mean()
+    with outer.evaluation():
+        net(start)
+    out.backward(retain_graph=True)
+    if how == "flush":
+        outer.flush()
+    elif how == "load":
+        outer.load_state_dict(outer.state_dict())
+    else:  # one whose inner step changes nothing
+        outer.zero_grad()
+        outer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward()
+    outer.close()

@@ -367,6 +367,8 @@ class SottoOptimizer(Groups):
         optim.replay(recorded)
         graph.replay()  # the caller's work behind it comes after the step
         self._flying = recorded
+        if self._gradients is not None:
+            self._gradients.written()
         if self._schedule:
             self.synchronize()
             self._show_schedule(optim)

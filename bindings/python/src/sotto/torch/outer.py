@@ -385,6 +385,8 @@ class Outer(Parameters):
             self._weigh(outer)
         with self._naming_lr():
             self._await(outer.step())
+        if at_boundary:
+            self._written()
         return loss
 
     @torch.no_grad()
@@ -439,6 +441,11 @@ class Outer(Parameters):
         self._weigh(outer)
         with self._naming_lr():
             self._await(outer.flush())
+        self._written()
+
+    def _written(self) -> None:
+        """Parameters were written past autograd, which is told: as Gradients.written()."""
+        torch.autograd.graph.increment_version([local(t.p) for t in self._tensors])
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
@@ -555,6 +562,7 @@ class Outer(Parameters):
             state_dict = before(self, dict(state_dict)) or state_dict
         self._follow()
         states.load(self, state_dict)
+        self._written()
         self._gathered.drop()
         for behind in self._optimizer_load_state_dict_post_hooks.values():
             behind(self)
