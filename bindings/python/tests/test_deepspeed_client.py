@@ -457,7 +457,8 @@ THREE = {"train_micro_batch_size_per_gpu": 16, "gradient_accumulation_steps": 3}
 
 @pytest.mark.parametrize("overlap", [{}, {"sotto": {"overlap": {}}}], ids=["", "overlap"])
 @pytest.mark.parametrize("section", [HALF, THREE], ids=["scaled", "boundaries"])
-def test_a_backward_pass_past_the_engine(section, overlap, comm):
+@pytest.mark.parametrize("through", ["engine", "module"])
+def test_a_backward_pass_past_the_engine(through, section, overlap, comm):
     """loss.backward() of a program: an error where the engine's factor is missing, else as good."""
     dtype = torch.float16 if "fp16" in section else torch.float32
     given = {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}, **section, **overlap}
@@ -467,7 +468,7 @@ def test_a_backward_pass_past_the_engine(section, overlap, comm):
         if section is THREE:
             each.set_gradient_accumulation_boundary(True)
     x, y = batch(0, 3)
-    engine(x.to(dtype), y).backward()
+    (engine if through == "engine" else engine.module)(x.to(dtype), y).backward()
     before = parameters(engine)
     with pytest.raises(sotto.InvalidStateError, match=r"engine.scale\(loss\).backward\(\)"):
         engine.step()
@@ -476,6 +477,11 @@ def test_a_backward_pass_past_the_engine(section, overlap, comm):
     engine.scale(engine(x.to(dtype), y)).backward()
     engine.step()
     run(other, 0, [3], dtype)
+    for each in (engine, other) if not overlap else ():  # zeros are zeros with any factor
+        run(each, 0, [4], dtype)
+        for p in each.module.parameters():
+            p.grad = torch.zeros_like(p)
+        each.step()
     assert all(torch.equal(a, b) for a, b in zip(parameters(other), parameters(engine)))
     engine.close()
     other.close()

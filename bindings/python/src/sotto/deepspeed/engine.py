@@ -87,8 +87,7 @@ class Engine(Saving, Recording, torch.nn.Module):
         self._step_applied = False
         self._boundary: bool | None = None  # what set_gradient_accumulation_boundary() said
         self._taken = 0  # micro-batches of the next update that the library has
-        # Since gradients were cleared: whether scale() was called; None: there was no forward pass.
-        self._scaled_loss: bool | None = None
+        self._scaled_loss = False  # whether scale() was called since gradients were cleared
         self._compiled = False
         self.inside_no_sync_ctxt = False
         self.scale_wrt_gas: bool | None = None
@@ -204,8 +203,6 @@ class Engine(Saving, Recording, torch.nn.Module):
         """
         if self._cast_to is not None:
             inputs, kwargs = cast(inputs, self._cast_to), cast(kwargs, self._cast_to)
-        if self._scaled_loss is None and torch.is_grad_enabled():
-            self._scaled_loss = False
         self.tput_timer.start()
         with self._timed("forward"), contextlib.ExitStack() as stack:
             if self._autocast is not None:
@@ -280,11 +277,13 @@ class Engine(Saving, Recording, torch.nn.Module):
 
     def _lacks_scale(self) -> bool:
         """Whether gradients would be divided by what their loss was not multiplied with."""
-        return self._scaled_loss is False and self._factor(scale_wrt_gas=True) != 1.0
+        return not self._scaled_loss and self._factor(scale_wrt_gas=True) != 1.0
 
     def _check_scale(self) -> None:
         """Errors: InvalidStateError (the program has called backward() of a loss itself)."""
-        if self._lacks_scale() and any(p.grad is not None for p in self.module.parameters()):
+        if not self._lacks_scale():
+            return
+        if any(p.grad is not None and bool(p.grad.any()) for p in self.module.parameters()):
             factor = self._factor(scale_wrt_gas=True)
             raise InvalidStateError(
                 f"step(): there are gradients of a loss that was not multiplied with {factor:g}, "
@@ -383,7 +382,7 @@ class Engine(Saving, Recording, torch.nn.Module):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients of all parameters."""
-        self._scaled_loss = None
+        self._scaled_loss = False
         self.module.zero_grad(set_to_none)
 
     def compile(
