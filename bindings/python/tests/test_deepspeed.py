@@ -519,6 +519,33 @@ def test_an_engine_without_a_switch_for_its_averaging_is_refused():
         adopt_engine(engine, None, ranks=2)
 
 
+def test_the_files_section_acts_on_an_optimizer_of_the_program():
+    """As on that of the file; what its constructor was given wins."""
+
+    def body(comm):
+        section = {"gradient_codec": {"type": "int8"}}
+        out = []
+        for optimizer, given in (
+            (None, {"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}),
+            (lambda p: st.AdamW(p, lr=0.01, comm=comm), {}),
+            (lambda p: st.AdamW(p, lr=0.01, comm=comm, checkpoint="reset"), {}),
+        ):
+            config = {**given, "sotto": {**section, "checkpoint": "mean"}}
+            engine, made, *_ = start(comm, config, optimizer=optimizer)
+            run(engine, comm.rank, range(4))
+            out.append((made._policy, parameters(engine)))
+            engine.close()
+        for make in (lambda p: st.AdamW(p, comm=comm), torch.optim.AdamW):
+            with pytest.raises(sotto.InvalidArgumentError, match=r"^sotto\.param_groups.*AdamW"):
+                start(comm, {"sotto": {"param_groups": [{"lr": 0.5}]}}, optimizer=make)
+        return out
+
+    for out in thread_ranks(2, body):
+        assert [policy for policy, _ in out] == ["mean", "mean", "reset"]
+        for _, params in out[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(out[0][1], params))
+
+
 # ---- starting and saving -------------------------------------------------------------------------
 
 

@@ -498,3 +498,33 @@ def test_a_backward_pass_past_the_engine_is_counted(comm):
     assert all(torch.equal(a, b) for a, b in zip(parameters(other), parameters(engine)))
     engine.close()
     other.close()
+
+
+def test_outer_steps_of_the_file_are_refused(comm):
+    """They would be around the average of the gradients, and not around the program's steps."""
+    given = {"sotto": {"outer": {"preset": "local_sgd", "period": 2}}}
+    for options in ({"optimizer": {"type": "NAdam"}}, {}):
+        mine = None if options else torch.optim.AdamW
+        with pytest.raises(sotto.UnsupportedError, match=r'"outer"} with an optimizer of the prog'):
+            start(comm, {**given, **options}, optimizer=mine)
+
+
+def test_a_parameter_that_one_rank_alone_has_frozen_is_an_error():
+    """It would move on the others only. Where all have frozen it, it stands still."""
+
+    def body(comm):
+        engine, *_ = start(comm, {}, optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+        bias = engine.net[0].bias
+        for step, frozen in enumerate((False, True, False)):
+            before = bias.clone()
+            bias.requires_grad_(not frozen)
+            run(engine, comm.rank, [step])
+            assert torch.equal(bias, before) == frozen
+        bias.requires_grad_(comm.rank == 0)
+        before = parameters(engine)
+        with pytest.raises(sotto.ProtocolError):
+            run(engine, comm.rank, [3])
+        assert all(torch.equal(a, b) for a, b in zip(before, parameters(engine)))
+        engine.close()
+
+    thread_ranks(2, body)

@@ -16,6 +16,7 @@ from ..errors import InvalidArgumentError, InvalidStateError, UnsupportedError
 from ..torch.gradients import adopt
 from ..torch.replaced import Replaced
 from .config import Settings
+from .members import refuse
 
 FORMAT = 1
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -91,6 +92,7 @@ class ClientOptimizer(torch.optim.Optimizer):
         if not self._report["can_run"]:
             raise UnsupportedError("; ".join(self._report["reasons"]))
         self._averager: plain.Optimizer | None = None
+        self._frozen: list[bool] = []
         self._own: dict[int, torch.Tensor] = {}  # by position: gradients that had to be copied
         self._trained: list[_Trained] = []
         self._names = names
@@ -172,10 +174,11 @@ class ClientOptimizer(torch.optim.Optimizer):
             zeros = [torch.zeros_like(t.model, dtype=self._dtype) for t in self._trained]
             params = [plain.Param(t.average, zero, t.name) for t, zero in zip(self._trained, zeros)]
             self._averager = plain.Optimizer(params, json.dumps(self._config), comm=self.comm)
+            self._frozen = [False] * len(params)  # as it has been told
         return self._averager
 
     def _gradient(self, i: int, taken: _Trained) -> torch.Tensor:
-        grad = taken.model.grad
+        grad = taken.model.grad if taken.model.requires_grad else None
         if grad is not None and grad.is_sparse:
             raise UnsupportedError(
                 f'parameter "{taken.name}" has a sparse gradient; gradients have to be dense'
@@ -217,7 +220,8 @@ class ClientOptimizer(torch.optim.Optimizer):
         """Averages, and unless the step is skipped for an overflow, lets the client update.
 
         Collective; waits. closure: refused, since it would make gradients that are not averaged.
-        Errors: those of the library's step; what the client raises.
+        Errors: those of the library's step, of which ProtocolError if ranks have frozen other
+        parameters; what the client raises.
         """
         if closure is not None:
             raise UnsupportedError(
@@ -225,6 +229,10 @@ class ClientOptimizer(torch.optim.Optimizer):
                 "backward() and then step()"
             )
         averager = self._located()
+        frozen = [not taken.model.requires_grad for taken in self._trained]
+        if frozen != self._frozen:
+            averager.set_frozen(frozen)
+            self._frozen = frozen
         before = averager.info().step
         averager.step().wait()
         if averager.info().step == before:
@@ -383,7 +391,12 @@ def _averager_of(settings: Settings) -> dict[str, Any]:
     config = settings.sections()
     config.pop("scheduler", None)
     section = settings.section("sotto")
-    section.pop("param_groups", None)
+    if section.get("outer") is not None:
+        refuse(
+            'the key "sotto": {"outer"} with an optimizer of the program\'s own',
+            "describe the optimizer in the configuration, or put sotto.torch.Outer around it in a "
+            "loop of the program's own",
+        )
     if section:
         config["sotto"] = section
     return {**config, "optimizer": {"type": "SGD", "params": {"lr": 1.0}}}

@@ -78,13 +78,18 @@ def _optimizer_of(
             f"optimizer is of type {type(given).__qualname__}; it has to be a torch.optim."
             "Optimizer, one of sotto.torch, or a function that makes one of the parameters"
         )
+    if settings.section("sotto").get("param_groups"):
+        raise InvalidArgumentError(
+            "sotto.param_groups describes groups of an optimizer of the library that the file "
+            f"names, and this one is {type(given).__name__}: give its own groups what the key says"
+        )
     given.param_groups[:] = [group for group in given.param_groups if group["params"]]
     if not isinstance(given, SottoOptimizer):
         names = {id(p): name for name, p in model.named_parameters()}
         return ClientOptimizer(given, names, settings, comm)
     if given._comm is not comm:
         raise InvalidArgumentError("optimizer was made with another comm than the engine's")
-    given.use_sections(settings.sections())
+    given.use_sections(settings.sections(), settings.section("sotto"))
     return given
 
 

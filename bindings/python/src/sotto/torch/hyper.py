@@ -41,6 +41,7 @@ class Groups(Parameters):
     _constants: dict[str, Any]  # the same with all that torch has: groups cannot differ in it
     _group_keys: tuple[str, ...]  # torch adds some of its own to self.defaults
     _sent: list[dict[str, Any]]  # what the library has of every group
+    _checkpoint: str  # of the constructor
     _held: int | None  # the step at which rates stand still for the next update
 
     @property
@@ -61,6 +62,7 @@ class Groups(Parameters):
                 raise InvalidArgumentError(f"{key} is {value!r}; allowed: {', '.join(words)}")
             if acts and value != default:
                 section[key] = value
+        self._checkpoint = checkpoint
         return {**section, **more}
 
     def _ranks_differ(self, section: Mapping[str, Any]) -> bool:
@@ -125,18 +127,22 @@ class Groups(Parameters):
             "sotto": {**self._section, "param_groups": groups},
         }
 
-    def use_sections(self, sections: Mapping[str, Any]) -> None:
-        """Takes what a DeepSpeed configuration has beside "optimizer" and "sotto".
+    def use_sections(
+        self, sections: Mapping[str, Any], sotto: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        """Takes what a DeepSpeed configuration has beside "optimizer"; of "sotto" what is given.
 
-        Clipping and loss scale of the constructor win. With a "scheduler" the groups show the
-        learning rate of the next step; setting it there overrides the schedule. For
-        sotto.deepspeed; before the first step. Errors: InvalidStateError (after it),
-        InvalidArgumentError (names the key).
+        What the constructor was given wins. With a "scheduler" the groups show the learning rate of
+        the next step; setting it there overrides the schedule. For sotto.deepspeed; before the
+        first step. Errors: InvalidStateError (after it), InvalidArgumentError (names the key).
         """
         if self._optim is not None:
             raise InvalidStateError("the optimizer has been used: its configuration is fixed")
         own = {key: value for key, value in self._common.items() if value}
         self._common = {**sections, **own}
+        self._section = {**sotto, **self._section}
+        if self._checkpoint != "mean" and self._ranks_differ(self._section):
+            self._section["checkpoint"] = self._checkpoint
         for group in self.param_groups:
             group.setdefault("initial_lr", group["lr"])
         report = self._check_config()
