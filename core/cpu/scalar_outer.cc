@@ -38,7 +38,7 @@ void outer_factors(const KernelCall& call) {
   const uint32_t word = outer_word(a, votes);
   const OuterPenaltyArgs penalty = outer_penalty(a, votes);
   const double of_ranks = a.penalty.kind == OuterPenalty::kGapInner
-                              ? inner_unit(a, inputs, messages, votes.ranks)
+                              ? inner_unit(a, inputs, messages)
                               : 0.0;
   for (uint64_t k = 0; k < a.n; ++k) {
     const NormRange& range = a.ranges[k];

@@ -247,8 +247,8 @@ struct OuterSum {
 //   penalty "none": Lambda = 1.  "const": Lambda = constant.  Both: unit = 0.
 //   "gap_ema": average_gap = average_gap == 0 ? gap : 0.9*average_gap + 0.1*gap; unit = average_gap
 //   "gap_rel": unit = float(sqrt(sum of the segment's blocks of `sums`))
-//   "gap_inner": unit = period * (float32 sum of inner_norm over the ranks that take part, in
-//     ascending order, as sum_of_ranks, times float(1 / ranks), in float32)
+//   "gap_inner": unit = period * (float32 sum of inner_norm over the ranks that take part and
+//     have a finite one, in ascending order, as sum_of_ranks, times float(1 / those), in float32)
 //   "gap_*": Lambda = gap == 0 ? 1 : clamp(1 + gap / (unit + eps * sqrt(count)), 1, lambda_max)
 //   Lambda = max(Lambda, floor). NaN stays NaN.
 //   inv_lambda = float(1 / (numbers.gamma * Lambda)).

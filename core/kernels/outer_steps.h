@@ -85,11 +85,20 @@ SOTTO_HOST_DEVICE inline float outer_inv_lambda(double gamma, double lambda) {
   return static_cast<float>(1.0 / (gamma * lambda));
 }
 
-// The unit of penalty "gap_inner". ranks: that take part.
+// Whether a rank has measured the round's first inner step. A step that was not finite may have
+// been made good since.
+SOTTO_HOST_DEVICE inline bool has_inner_norm(const OuterMessage& message) {
+  return message.weight != 0 && std::isfinite(message.inner_norm);
+}
+
+// The unit of penalty "gap_inner".
 SOTTO_HOST_DEVICE inline double inner_unit(const OuterFactorsArgs& a, const OuterInputs& inputs,
-                                           const OuterMessage* messages, uint32_t ranks) {
-  const float sum = sum_of_ranks(
-      a.world, [&](uint32_t r) { return messages[r].weight != 0 ? messages[r].inner_norm : 0.0f; });
+                                           const OuterMessage* messages) {
+  uint32_t ranks = 0;
+  for (uint32_t r = 0; r < a.world; ++r) ranks += has_inner_norm(messages[r]) ? 1 : 0;
+  const float sum = sum_of_ranks(a.world, [&](uint32_t r) {
+    return has_inner_norm(messages[r]) ? messages[r].inner_norm : 0.0f;
+  });
   const float mean = sum * outer_mean(1, ranks);
   return inputs.period * static_cast<double>(mean);
 }

@@ -1,6 +1,8 @@
 #include "core/outer/average.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <utility>
 
 #include "core/config/volume.h"
 #include "core/plan/flat_reduce.h"
@@ -57,6 +59,39 @@ void emit_sum(PlanBuilder& b, const OuterShape& shape, uint32_t from, uint32_t t
   r.held = shape.sizes.held;
   r.levels = shape.levels;
   emit_flat_all_reduce(b, r);
+}
+
+void keep_launch_errors(PlanBuilder& b, const OuterShape& shape, CompressedSlots* slots) {
+  if (!serves(shape.levels, shape.rank)) return;
+  const auto keep = [&b](uint32_t& error, uint32_t& at_launch, uint64_t bytes) {
+    if (error == kNoSlot) error = b.bound(bytes);
+    at_launch = b.bound(bytes);
+    b.copy({at_launch, 0, bytes}, {error, 0, bytes});
+  };
+  keep(slots->worker, slots->launch_worker, shape.layout->shard_elements() * 4);
+  if (shape.config->codec->row().scales)
+    keep(slots->worker_scale, slots->launch_scale, shape.layout->instances() * 4);
+}
+
+void emit_without_average(PlanBuilder& b, const OuterShape& shape, const CompressedSlots& slots,
+                          uint32_t messages, uint32_t result) {
+  // The next average may have been bound before this one ends: it reads the other buffers.
+  const auto keep = [&b](uint32_t from, uint32_t to, uint64_t bytes) {
+    if (from == kNoSlot) return;
+    UndoStep same;
+    same.step.work = CopyStep{{from, 0, bytes}, {to, 0, bytes}};
+    b.undo(std::move(same));
+  };
+  keep(slots.server, slots.server_next, shape.layout->chunk_elements() * 4);
+  keep(slots.server_scale, slots.server_scale_next, shape.layout->instances() * 4);
+  const auto zero = [&b](Region region) {
+    UndoStep nothing;
+    nothing.step = b.detached_fill(region, 0);
+    b.undo(std::move(nothing));
+  };
+  for (uint64_t r = 0; r < static_cast<uint64_t>(shape.size); ++r)
+    zero({messages, r * sizeof(OuterMessage) + offsetof(OuterMessage, weight), 4});
+  zero({result, 0, shape.bytes_of(OuterArray::kResult)});
 }
 
 }  // namespace sotto

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "core/codec/compressed_request.h"
 #include "core/outer/shape.h"
 #include "core/plan/builder.h"
 
@@ -23,5 +24,12 @@ uint32_t add_parts(PlanBuilder& builder, const CompressedLayout& layout, uint32_
 // The sum over ranks of one flat array in another one, in full precision.
 void emit_sum(PlanBuilder& builder, const OuterShape& shape, uint32_t from, uint32_t to,
               uint64_t segment_bytes);
+
+// Copies the worker's error to where a state that is made beside the average finds it.
+void keep_launch_errors(PlanBuilder& builder, const OuterShape& shape, CompressedSlots* slots);
+// Of an average that cannot be encoded, in the plan that makes it: what follows finds an average in
+// which no rank takes part. messages, result: slots of these arrays.
+void emit_without_average(PlanBuilder& builder, const OuterShape& shape,
+                          const CompressedSlots& slots, uint32_t messages, uint32_t result);
 
 }  // namespace sotto

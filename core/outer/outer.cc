@@ -34,11 +34,15 @@ void add_report(OuterFragment& fragment, OuterUpdateInfo* info) {
     ++told;
   }
   if (told != 0) info->loss = losses / told;
-  info->votes = report.votes;
   info->step_norm = std::sqrt(changed);
   info->delta_norm = std::sqrt(deltas / static_cast<double>(report.messages.size()));
   if (fragment.elements() != 0)
     info->clip_fraction = clipped / static_cast<double>(fragment.elements());
+}
+
+// Of the averages that were consumed last.
+void forget_votes(const OuterFragmentList& fragments) {
+  for (const std::unique_ptr<OuterFragment>& f : fragments) f->report().votes = 0;
 }
 
 // The update may divide by the learning rate.
@@ -221,7 +225,7 @@ Status Outer::set(std::string_view name, double value) {
     return invalid_argument("{} is {}; allowed: a finite number{}", name, value,
                             is_lr ? ", in float32 too" : "");
   if (is_lr) {
-    given_.gamma = value;
+    given_.set_rate(value);
     given_.sets_lr = true;
     return ok_status();
   }
@@ -318,7 +322,7 @@ bool Outer::due() const {
 }
 
 void Outer::passed(double lr) {
-  given_.gamma = lr;
+  given_.set_rate(lr);
   const Clock& clock = context_.comm->engine().clock();
   pace_.inner_step(fragments_, clock.now_ns(), &at_);
   events_ = 0;
@@ -333,7 +337,7 @@ Result<OpRef> Outer::step_behind(OpRef inner, double lr, const CallOptions& opti
     return finish(allowed, {std::move(inner)}, options);  // which uses the caller's memory
   }
   if (inner == nullptr) SOTTO_TRY(admit(context_, options));
-  given_.gamma = lr;
+  given_.set_rate(lr);
   const Clock& clock = context_.comm->engine().clock();
   pace_.inner_step(fragments_, clock.now_ns(), &at_);
   std::vector<OpRef> ops;
@@ -351,14 +355,17 @@ Status Outer::begin_step(const OuterFragment::Step& step) {
   events_ = 0;
   for (const std::unique_ptr<OuterFragment>& f : fragments_) f->settled();
   // Updates come last, so that none is made in a step that fails.
+  bool tells = false;
   for (const bool updates : {false, true}) {
     for (size_t f = 0; f < fragments_.size(); ++f) {
       const OuterEvents events = at_.rounds.at(at_.step + 1, f);
       const bool moves = events.consumes || events.averages || events.follows;
       if (!events.none() && moves == updates) SOTTO_TRY(begin_fragment(f, events, step));
+      tells = tells || events.launches || events.averages;
     }
   }
-  if ((events_ & kOuterLaunched) != 0) given_.votes = 0, given_.asks = 0;
+  if (tells) given_.votes = 0;
+  if ((events_ & kOuterLaunched) != 0) given_.asks = 0;
   ++at_.step;
   for (const std::unique_ptr<OuterFragment>& f : fragments_) f->let_go(at_.step);
   return ok_status();
@@ -371,13 +378,11 @@ Status Outer::begin_fragment(size_t f, const OuterEvents& events, const OuterFra
   const bool consumes = events.consumes && (at_once || fragment.under_way());
   const bool held = events.launches && events.consumes && !consumes;
   const bool moves = consumes || events.averages;
+  if (moves && (events_ & kOuterConsumed) == 0) forget_votes(fragments_);
   events_ |= (events.launches ? kOuterLaunched : 0) | (held ? kOuterHeld : 0) |
              (moves ? kOuterConsumed : 0);
   if (consumes && fragment.late()) events_ |= kOuterWaited;
-  if (moves) {
-    fragment.report().votes = 0;
-    updated_last_ = f;
-  }
+  if (moves) updated_last_ = f;
   if (f == 0 && consumes && !at_once) at_.tuner.answer();
   if (f == 0 && events.launches) at_.tuner.asks(at_.step + 1, fragments_.size());
   if (f == 0 && consumes && at_once) at_.tuner.answer();
@@ -418,14 +423,26 @@ void Outer::take_back() {
 
 void Outer::completed(Status& status) {
   if (!status.ok()) take_back();
-  if (before_ && (events_ & kOuterConsumed) != 0)
-    at_.hear(fragments_[updated_last_]->report().messages, &context_.config);
+  const bool consumed = before_ && (events_ & kOuterConsumed) != 0;
+  if (consumed) at_.hear(fragments_[updated_last_]->report().messages, &context_.config);
   before_.reset();
   std::set<size_t> who;
-  for (const std::unique_ptr<OuterFragment>& f : fragments_) f->report().take_not_finite(&who);
-  const bool refused = !who.empty() && context_.config.nonfinite == OuterNonfinite::kError;
-  if (status.ok() && (events_ & kOuterConsumed) != 0)
-    not_finite_ = static_cast<uint32_t>(who.size());
+  Status not_encoded;
+  for (const std::unique_ptr<OuterFragment>& f : fragments_) {
+    f->report().take_not_finite(&who);
+    if (!f->report().not_encoded.ok())
+      not_encoded = std::exchange(f->report().not_encoded, ok_status());
+  }
+  const bool fails = context_.config.nonfinite == OuterNonfinite::kError;
+  const bool refused = !who.empty() && fails;
+  if (status.ok() && consumed)
+    not_finite_ = not_encoded.ok() ? static_cast<uint32_t>(who.size())
+                                   : static_cast<uint32_t>(context_.comm->size());
+  if (status.ok() && !not_encoded.ok()) {
+    const std::string text = fmt::format("outer step {}: {}", at_.step, not_encoded.text());
+    if (fails) status = error(Code::kNonfinite, "{}; nothing was updated", text);
+    if (!fails) log(LogLevel::kWarn, "{}; the average has left out all ranks", text);
+  }
   if (status.ok() && !refused && who.contains(static_cast<size_t>(context_.comm->rank()))) {
     log(LogLevel::kWarn,
         "outer step {}: NaN or Inf in the parameters of this rank, which the average has left out",
@@ -446,23 +463,27 @@ Result<OpRef> Outer::flush(const CallOptions& options) {
   SOTTO_TRY(context_.comm->failure());
   if (swapped_)
     return invalid_state("the anchor is in the place of the parameters; call sotto_outer_swap");
+  // Nothing has changed since the last one, or outer steps have not begun.
+  const bool idle = at_.flushed_at == at_.step || at_.step <= at_.rounds.synchronous;
+  // A schedule may have ended at 0: what is left belongs to inner steps before that.
+  const double lr = given_.gamma > 0 ? given_.gamma : given_.last_rate;
+  if (!idle) SOTTO_TRY(check_lr(context_.config, lr));
   SOTTO_TRY(admit(context_, options));
   std::vector<OpRef> ops;
   OuterFragment::Step step = fragment_step(options, &ops);
+  step.gamma = lr;
   if (restored_) SOTTO_TRY(rejoin(step));
   ++step.place;
   before_ = at_;
   for (const std::unique_ptr<OuterFragment>& f : fragments_) f->settled();
   at_.tuner.forget();  // what ranks would have told is consumed here
   Status begun;
-  // Nothing has changed since the last one, or outer steps have not begun.
-  const bool idle = at_.flushed_at == at_.step || at_.step <= at_.rounds.synchronous;
+  if (!idle) forget_votes(fragments_);
   bool sends = false;
   for (size_t f = 0; f < fragments_.size() && begun.ok() && !idle; ++f) {
     const bool pending = fragments_[f]->pending() != OuterPending::kNone;
     const uint64_t since = unsent_steps(context_.config, at_, f, pending);
     sends = sends || since != 0;
-    fragments_[f]->report().votes = 0;
     updated_last_ = f;
     begun = fragments_[f]->flush(since, step);
   }
@@ -506,6 +527,7 @@ Result<OuterInfo> Outer::info() {
   pace_.fold(fragments_);
   info.overlap = pace_.meter();
   add_report(*fragments_[updated_last_], &info.update);
+  for (const std::unique_ptr<OuterFragment>& f : fragments_) info.update.votes |= f->report().votes;
   info.update.not_finite = not_finite_;
   SOTTO_ASSIGN(const PeerTraffic next, fragments_.front()->next_traffic());
   info.payload_bytes_next_launch = next.payload_bytes_sent;

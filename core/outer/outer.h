@@ -145,9 +145,15 @@ class Outer : public std::enable_shared_from_this<Outer> {
   // By the trainer, for the next steps.
   struct Given {
     double gamma = 1, loss = std::numeric_limits<double>::quiet_NaN(), weight = 1;
+    double last_rate = 1;  // the last gamma that was not 0 or less; 0: it is not known
     bool sets_lr = false;  // by set(): it stays behind an import
     uint32_t votes = 0;
     uint16_t asks = 0;
+
+    void set_rate(double lr) {
+      gamma = lr;
+      if (lr > 0) last_rate = lr;
+    }
   };
 
   Outer(OuterContext context, ParameterSet parameters);

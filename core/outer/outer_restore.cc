@@ -90,7 +90,10 @@ Status Outer::restore(const OuterSnapshot& s, bool own) {
   }
   // What was told and asked for belongs to steps that are no more.
   given_.votes = given_.asks = 0;
-  if (s.lr && !given_.sets_lr) given_.gamma = *s.lr;
+  if (s.lr && !given_.sets_lr) {
+    given_.gamma = *s.lr;
+    given_.last_rate = std::max(0.0, *s.lr);
+  }
   events_ = not_finite_ = 0;
   at_.step = s.step;
   // Live parameters that became the anchor have nothing that was not sent.

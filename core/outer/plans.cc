@@ -92,7 +92,6 @@ class OuterBuilder {
   // Overwrites what the average under way was made of.
   void emit_launch();
   void keep_sent();
-  void keep_errors();
   // Tensors as parts of a flat array, for a codec.
   uint32_t parts_of(OuterArray which) { return add_parts(b_, layout_, array(which)); }
   uint32_t summand();
@@ -192,18 +191,7 @@ void OuterBuilder::emit_launch() {
   }
   if (layout_.elements() == 0) return;
   if (x_.keeps_sent()) keep_sent();
-  if (x_.keeps_launch_errors() && serves(x_.levels, x_.rank)) keep_errors();
-}
-
-void OuterBuilder::keep_errors() {
-  const auto keep = [this](uint32_t& error, uint32_t& at_launch, uint64_t bytes) {
-    if (error == kNoSlot) error = b_.bound(bytes);
-    at_launch = b_.bound(bytes);
-    b_.copy({at_launch, 0, bytes}, {error, 0, bytes});
-  };
-  CompressedSlots& codec = out_.codec;
-  keep(codec.worker, codec.launch_worker, layout_.shard_elements() * 4);
-  if (s_.codec->row().scales) keep(codec.worker_scale, codec.launch_scale, layout_.instances() * 4);
+  if (x_.keeps_launch_errors()) keep_launch_errors(b_, x_, &out_.codec);
 }
 
 void OuterBuilder::keep_sent() {
@@ -236,6 +224,8 @@ void OuterBuilder::compress(uint64_t segment_bytes) {
   const CompressedMean mean = emit_compressed_mean(b_, r);
   out_.codec = mean.slots;
   b_.set_verdict(b_.host(8), mean.exchange.gate);
+  emit_without_average(b_, x_, mean.slots, array(OuterArray::kMessages),
+                       array(OuterArray::kResult));
 }
 
 // What of the payload goes into the sum.

@@ -19,6 +19,7 @@ struct OverlapSnapshot {
   std::vector<uint64_t> counts;                // by gradient
   std::vector<std::vector<uint32_t>> buckets;  // gradients of each
   ErrorFeedback errors;                        // of all buckets, one after the other
+  std::vector<uint32_t> observed;  // the order of the next round's buckets; empty: as it is
 };
 
 class OverlapCodecs {

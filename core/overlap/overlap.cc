@@ -398,11 +398,15 @@ void Overlap::ended(Status& status, std::span<const std::byte> messages,
   round_.ended(status);
 }
 
+// Of all gradients, each once.
+static bool is_order(const std::vector<uint32_t>& order, size_t gradients) {
+  return std::ranges::is_permutation(order, launch_order(gradients, OverlapOrder::kRegistered));
+}
+
 void Overlap::observe(std::span<const std::byte> bytes) {
   std::vector<uint32_t> order(tensors_.size());
   std::memcpy(order.data(), bytes.data(), order.size() * sizeof(uint32_t));
-  if (std::ranges::is_permutation(order, launch_order(order.size(), OverlapOrder::kRegistered)))
-    observed_ = std::move(order);
+  if (is_order(order, tensors_.size())) observed_ = std::move(order);
 }
 
 void Overlap::close(std::string_view why) {
@@ -435,7 +439,9 @@ Result<AverageRounds*> Overlap::errors() const {
 
 Result<OverlapSnapshot> Overlap::snapshot() const {
   SOTTO_ASSIGN(AverageRounds * average, errors());
-  return average->snapshot();
+  SOTTO_ASSIGN(OverlapSnapshot snapshot, average->snapshot());
+  snapshot.observed = observed_;
+  return snapshot;
 }
 
 Result<OverlapSnapshot> Overlap::mean() const {
@@ -454,13 +460,19 @@ Status Overlap::restore(const OverlapSnapshot& snapshot, bool with_errors) {
   const auto alike = [](const OverlapBucket& mine, const std::vector<uint32_t>& other) {
     return mine.tensors == other;
   };
+  if (config_.order != OverlapOrder::kObserved) return average->restore(snapshot);
   // An order that was observed belongs to the state.
-  if (config_.order != OverlapOrder::kObserved ||
-      std::ranges::equal(buckets_, snapshot.buckets, alike))
-    return average->restore(snapshot);
-  SOTTO_ASSIGN(std::vector<OverlapBucket> buckets, buckets_of(tensors_, snapshot.buckets));
-  SOTTO_TRY(average->restore_with(buckets, snapshot));
-  adopt(std::move(buckets));
+  if (!snapshot.observed.empty() && !is_order(snapshot.observed, tensors_.size()))
+    return invalid_argument("the order that the state has observed does not have each of {} once",
+                            counted(tensors_.size(), "gradient"));
+  if (std::ranges::equal(buckets_, snapshot.buckets, alike)) {
+    SOTTO_TRY(average->restore(snapshot));
+  } else {
+    SOTTO_ASSIGN(std::vector<OverlapBucket> buckets, buckets_of(tensors_, snapshot.buckets));
+    SOTTO_TRY(average->restore_with(buckets, snapshot));
+    adopt(std::move(buckets));
+  }
+  observed_ = snapshot.observed;
   return ok_status();
 }
 

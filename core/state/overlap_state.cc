@@ -23,6 +23,7 @@ std::vector<std::byte> encode(const OverlapSnapshot& s, StateMode mode) {
   writer.add("bucket_sizes", sizes);
   writer.add("bucket_gradients", gradients);
   add_residual(s.errors, &writer);
+  if (!s.observed.empty()) writer.add("observed_order", s.observed);
   return std::move(writer).finish();
 }
 
@@ -67,6 +68,9 @@ Status import_state(Overlap& overlap, StateMode mode, std::span<const std::byte>
   SOTTO_ASSIGN(s.errors, read_residual(reader, meta));
   SOTTO_ASSIGN(s.counts, reader.values<uint64_t>("counts"));
   SOTTO_TRY(read_buckets(reader, &s));
+  if (reader.has("observed_order")) {
+    SOTTO_ASSIGN(s.observed, reader.values<uint32_t>("observed_order"));
+  }
   if (mode == StateMode::kReset) return overlap.restore(s, false);
   std::string found;
   SOTTO_TRY(read_key(meta, "mode", &found));

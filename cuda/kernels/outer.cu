@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   const uint32_t word = outer_word(a, votes);
   const OuterPenaltyArgs penalty = outer_penalty(a, votes);
   const double of_ranks = a.penalty.kind == OuterPenalty::kGapInner
-                              ? inner_unit(a, inputs, messages, votes.ranks)
+                              ? inner_unit(a, inputs, messages)
                               : 0.0;
   visit_ranges(params.ranges, 0, a.n, [&](const auto& team, uint64_t k) {
     const NormRange& range = params.ranges[k];
