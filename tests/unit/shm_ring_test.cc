@@ -1,8 +1,10 @@
 // The ring in shared memory, and the memory itself: what one end writes the other reads, whatever
 // the sizes, and a peer that writes nonsense makes an error.
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <array>
@@ -200,6 +202,21 @@ TEST(Segment, IsNotMadeBeyondTheLimitOfFiles) {
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
   EXPECT_EQ(refused.text(), "8192 bytes of shared memory are more than RLIMIT_FSIZE, 4096");
   EXPECT_TRUE(fits);
+}
+
+// A profiler's timer, or the end of a child process, does not cost a pair its shared memory.
+TEST(Segment, IsMadeWhileSignalsCome) {
+  struct sigaction action {};
+  struct sigaction before {};
+  action.sa_handler = [](int) {};
+  ASSERT_EQ(::sigaction(SIGALRM, &action, &before), 0);
+  const itimerval often{{0, 500}, {0, 500}}, never{};
+  ASSERT_EQ(::setitimer(ITIMER_REAL, &often, nullptr), 0);
+  Status made;
+  for (int i = 0; i < 20 && made.ok(); ++i) made = Segment::make(32 << 20).status();
+  ASSERT_EQ(::setitimer(ITIMER_REAL, &never, nullptr), 0);
+  ASSERT_EQ(::sigaction(SIGALRM, &before, nullptr), 0);
+  EXPECT_EQ(made.text(), "");
 }
 
 TEST(Segment, RefusesMemoryThatItsMakerCouldResize) {

@@ -1,6 +1,7 @@
 #include "transports/shm/segment.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -15,6 +16,20 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 Status system_error(const char* call) {
   return error(Code::kTransport, "{}: {}", call, std::strerror(errno));
+}
+
+// A signal interrupts it, and what was taken is given back: with a profiler's timer a long one
+// would never end. So signals wait.
+int take_pages(int fd, uint64_t bytes) {
+  sigset_t all, before;
+  ::sigfillset(&all);
+  const bool held = ::pthread_sigmask(SIG_SETMASK, &all, &before) == 0;
+  int failed;
+  do {
+    failed = ::fallocate(fd, 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+  } while (failed == EINTR);
+  if (held) ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return failed;
 }
 
 }  // namespace
@@ -33,8 +48,9 @@ Result<Descriptor> Segment::make(uint64_t bytes) {
   }
   Descriptor memory(::memfd_create("sotto", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!memory.valid()) return system_error("memfd_create");
-  if (::fallocate(memory.get(), 0, 0, static_cast<off_t>(bytes)) != 0)
-    return system_error("fallocate of shared memory");
+  if (const int failed = take_pages(memory.get(), bytes); failed != 0)
+    return error(Code::kTransport, "fallocate of {} bytes of shared memory: {}", bytes,
+                 std::strerror(failed));
   if (::fcntl(memory.get(), F_ADD_SEALS, kSeals) != 0) return system_error("sealing of a memfd");
   return memory;
 }
