@@ -18,6 +18,8 @@ namespace {
 constexpr size_t kKeyBytes = 16;
 constexpr size_t kMostMessageBytes = 256;
 constexpr size_t kMostReasonBytes = 300;
+// Connections that are no offers, at most.
+constexpr size_t kMostStrangers = 1024;
 constexpr std::string_view kTaken = "taken";
 
 using Reasons = std::map<int32_t, std::string>;  // by rank; empty: none, it went well
@@ -197,13 +199,19 @@ class Exchange {
     return ok_status();
   }
 
-  // All that were made are there now. What does not know the key is closed.
+  // All that were made are there now. What does not know the key is closed. Others may go on to
+  // connect, so the number is bounded.
   void take_offers() {
-    while (socket_) {
-      std::optional<UnixSocket> came = socket_->accept();
-      if (!came) return;
+    for (size_t i = 0; socket_ && i < kMostStrangers + peers_.size(); ++i) {
+      Result<std::optional<UnixSocket>> taken = socket_->accept();
+      if (!taken.ok()) not_taken_ = taken.status();
+      if (!taken.ok() || !taken->has_value()) return;
+      std::optional<UnixSocket> came = taken.take();
       Result<UnixMessage> message = came->receive(kMostMessageBytes);
-      if (!message.ok()) continue;
+      if (!message.ok()) {
+        not_taken_ = message.status();
+        continue;
+      }
       const auto offer = Offer::decode(message->bytes);
       if (!offer || offer->key != key_ || message->descriptors.size() != 2) continue;
       arrived_.insert_or_assign(offer->rank,
@@ -219,9 +227,10 @@ class Exchange {
   }
   Status take(int32_t peer) {
     const auto found = arrived_.find(peer);
-    if (found == arrived_.end())
-      return error(Code::kTransport, "the offer of rank {} did not reach rank {}", peer,
-                   control_.rank());
+    if (found == arrived_.end()) {
+      return error(Code::kTransport, "the offer of rank {} did not reach rank {}{}", peer,
+                   control_.rank(), not_taken_.ok() ? "" : ": " + not_taken_.text());
+    }
     Arrived& arrived = found->second;
     const uint64_t ring_bytes = arrived.offer.ring_bytes;
     SOTTO_ASSIGN(Segment segment, options_.map(arrived.descriptors[0], segment_bytes(ring_bytes)));
@@ -239,16 +248,18 @@ class Exchange {
       return error(Code::kProtocol, "rank {} has taken shared memory that rank {} did not offer",
                    peer, control_.rank());
     }
-    Result<UnixMessage> message = found->second.socket.receive(kMostMessageBytes);
+    Offered offered = std::move(found->second);  // its socket is closed behind it
+    offered_.erase(found);
+    Result<UnixMessage> message = offered.socket.receive(kMostMessageBytes);
     SOTTO_TRY(message.status().with_prefix(
         fmt::format("rank {}: the answer of rank {}", control_.rank(), peer)));
     if (message->bytes != kTaken || message->descriptors.size() != 1) {
       return error(Code::kProtocol, "rank {} sent a malformed answer to an offer of shared memory",
                    peer);
     }
-    result_.linked.emplace(
-        peer, rings_of(std::move(found->second.segment), options_.ring_bytes, true,
-                       std::move(message->descriptors[0]), found->second.socket.peer_pid()));
+    result_.linked.emplace(peer,
+                           rings_of(std::move(offered.segment), options_.ring_bytes, true,
+                                    std::move(message->descriptors[0]), offered.socket.peer_pid()));
     return ok_status();
   }
 
@@ -294,6 +305,7 @@ class Exchange {
   std::string key_;
   std::map<int32_t, Offered> offered_;  // to higher ranks
   std::map<int32_t, Arrived> arrived_;  // of lower ranks
+  Status not_taken_;                    // why the last connection that brought no offer did not
   Handover result_;
 };
 

@@ -1,5 +1,6 @@
 #include "transports/shm/unix_socket.h"
 
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -16,6 +17,15 @@ constexpr size_t kControlBytes = CMSG_SPACE(UnixSocket::kMostDescriptors * sizeo
 
 Status socket_error(const char* call) {
   return error(Code::kTransport, "{} of a unix socket: {}", call, std::strerror(errno));
+}
+
+Status no_room_for_descriptors() {
+  rlimit files{};
+  (void)::getrlimit(RLIMIT_NOFILE, &files);
+  return error(Code::kTransport,
+               "this process has no room for the descriptors of a message on a unix socket: {} "
+               "descriptors are allowed (RLIMIT_NOFILE, ulimit -n)",
+               static_cast<uint64_t>(files.rlim_cur));
 }
 
 Result<Descriptor> new_socket() {
@@ -54,10 +64,14 @@ Result<UnixSocket> UnixSocket::connect(const std::string& name) {
   return UnixSocket(std::move(made));
 }
 
-std::optional<UnixSocket> UnixSocket::accept() const {
-  Descriptor came(::accept4(descriptor_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!came.valid()) return {};
-  return UnixSocket(std::move(came));
+Result<std::optional<UnixSocket>> UnixSocket::accept() const {
+  int fd;
+  do {
+    fd = ::accept4(descriptor_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  } while (fd < 0 && (errno == EINTR || errno == ECONNABORTED));
+  if (fd >= 0) return std::optional<UnixSocket>(UnixSocket(Descriptor(fd)));
+  if (errno == EAGAIN || errno == EWOULDBLOCK) return std::optional<UnixSocket>();
+  return socket_error("accept");
 }
 
 Status UnixSocket::send(const std::string& bytes, const std::vector<int>& descriptors) const {
@@ -102,11 +116,9 @@ Result<UnixMessage> UnixSocket::receive(size_t max_bytes) const {
       came.descriptors.emplace_back(fd);
     }
   }
-  if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0)
-    return error(Code::kTransport,
-                 "a message on a unix socket is longer than {} bytes, or has "
-                 "descriptors that this process has no room for",
-                 max_bytes);
+  if ((message.msg_flags & MSG_TRUNC) != 0)
+    return error(Code::kTransport, "a message on a unix socket is longer than {} bytes", max_bytes);
+  if ((message.msg_flags & MSG_CTRUNC) != 0) return no_room_for_descriptors();
   came.bytes.resize(static_cast<size_t>(n));
   return came;
 }

@@ -26,12 +26,14 @@ class UnixSocket {
   // TRANSPORT: the system's text.
   static Result<UnixSocket> listen(const std::string& name, int backlog);
   static Result<UnixSocket> connect(const std::string& name);
-  // A process that has connected; nothing: there is none.
-  std::optional<UnixSocket> accept() const;
+  // A process that has connected; nothing: there is none. TRANSPORT: it cannot be taken, as without
+  // descriptors.
+  Result<std::optional<UnixSocket>> accept() const;
 
   // descriptors: at most kMostDescriptors.
   Status send(const std::string& bytes, const std::vector<int>& descriptors) const;
-  // TRANSPORT: no message is there, or it has more than max_bytes.
+  // TRANSPORT: no message is there, it has more than max_bytes, or there is no room for its
+  // descriptors.
   Result<UnixMessage> receive(size_t max_bytes) const;
   // Of the process that listened or connected, as this one sees it; 0: it does not.
   int32_t peer_pid() const;
