@@ -135,6 +135,7 @@ void DataLink::Connection::on_broken(Status why, bool damaged) {
 void DataLink::lost(const Connection& connection, Status why, bool damaged) {
   FailureListener* const failures = peer_.core().failures;
   if (!connected() && failures != nullptr) failures->on_disconnected(peer_.rank());
+  if (!sender_.failure_sent()) sender_.flush();  // it may have been under way there
   if (sender_.bye_sent() || peer_.failed()) return;
   if (why.code() != Code::kPeerLost) {
     peer_.fail(damaged ? connection_status(why.code(), "is damaged", why) : std::move(why));

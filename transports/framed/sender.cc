@@ -58,7 +58,7 @@ bool Sender::can_send() const {
 bool Sender::delivered() const {
   // A carrier with half a message of a cancelled operation cannot send.
   if (!can_send()) return true;
-  return queue_.empty() && service_.empty() && (failures_.empty() || failure_sending_) &&
+  return queue_.empty() && service_.empty() && (failures_.empty() || failure_sending()) &&
          std::ranges::all_of(routes_, [](const Route& route) {
            return !route.carrier->can_send() || (!route.bye_due && route.carrier->delivered());
          });
@@ -86,8 +86,8 @@ void Sender::send_bye() {
 
 bool Sender::next(size_t number, OutFrame& out) {
   out = OutFrame{};
-  if (!failures_.empty() && !failure_sending_) {
-    failure_sending_ = true;
+  if (!failures_.empty() && !failure_sending()) {
+    failure_on_ = number;
     out.header.kind = wire::FrameKind::kFailure;
     out.header.payload_bytes = failures_.front().size();
     out.payload = reinterpret_cast<const uint8_t*>(failures_.front().data());
@@ -110,7 +110,7 @@ bool Sender::next(size_t number, OutFrame& out) {
 void Sender::sent(const OutFrame& out) {
   if (out.header.kind != wire::FrameKind::kFailure) return;
   failures_.pop_front();
-  failure_sending_ = false;
+  failure_on_.reset();
 }
 
 void Sender::cancel(const OpDescriptor& op) {

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -70,6 +71,9 @@ class Sender {
   bool delivered() const;
 
  private:
+  // The first failure frame is on its way. Where its carrier ends before, another one takes it.
+  bool failure_sending() const { return failure_on_ && routes_[*failure_on_].carrier->can_send(); }
+
   struct Route {
     std::unique_ptr<FrameCarrier> carrier;
     bool bye_due = false;  // to be sent when nothing else waits
@@ -79,7 +83,7 @@ class Sender {
   SendQueue queue_;
   FrameRing service_;
   std::deque<std::string> failures_;  // payloads
-  bool failure_sending_ = false;      // the first of them is being sent
+  std::optional<size_t> failure_on_;  // the first of them is being sent on this carrier
   bool bye_sent_ = false;
 };
 
