@@ -85,6 +85,19 @@ bool is_own_address(const Address& address) {
                      [&](const Interface& i) { return i.address == unmapped(address); });
 }
 
+Endpoint own_endpoint(const std::vector<Endpoint>& found) {
+  const auto own = [](bool loopback) {
+    return [loopback](const Endpoint& e) {
+      return e.address().is_loopback() == loopback && (loopback || is_own_address(e.address()));
+    };
+  };
+  for (const bool loopback : {false, true}) {
+    const auto at = std::find_if(found.begin(), found.end(), own(loopback));
+    if (at != found.end()) return *at;
+  }
+  return found.front();
+}
+
 ListenPlace place_towards(const std::vector<Endpoint>& others) {
   const auto at = [](const Address& address) { return ListenPlace{address, {address}, 0, 0}; };
   for (const Endpoint& to : others) {

@@ -37,6 +37,9 @@ Result<ListenPlace> listen_place(const std::string& listen);
 ListenPlace place_towards(const std::vector<Endpoint>& others);
 // Whether this machine has the address.
 bool is_own_address(const Address& address);
+// Of the addresses of one name (at least one) that of this machine: one that others reach before
+// loopback. The first of all, if it has none of them.
+Endpoint own_endpoint(const std::vector<Endpoint>& found);
 // "lo 127.0.0.1, eth0 10.0.0.1", for messages.
 std::string interface_list();
 // Replaces the published addresses: TcpOptions::advertise. INVALID_ARGUMENT names the forms.

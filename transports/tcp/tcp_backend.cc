@@ -165,7 +165,7 @@ class TcpBackend final : public Backend {
   // Where rank 0 listens: at the rendezvous address, which is one of this machine.
   Result<Endpoint> rendezvous_endpoint(const JoinRequest& request,
                                        const std::vector<Endpoint>& found) {
-    const Endpoint& at = found.front();
+    const Endpoint at = own_endpoint(found);
     const bool elsewhere = at.address().is_loopback() && request.reach == Reach::kNetwork;
     if (elsewhere) SOTTO_TRY(leave_loopback());
     if (options_.listen == "any" || (elsewhere && options_.listen.empty()))
