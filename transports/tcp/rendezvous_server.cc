@@ -17,6 +17,9 @@ constexpr int64_t kReportTickMs = 50;
 constexpr int64_t kLateComersUs = 1'000'000;
 constexpr int64_t kReturnUs = 2'000'000;
 constexpr int64_t kComeBackUs = 20'000;  // pause after a connection that closed
+// A coordinator at an address waits for joins, and answers one within some kReportTickMs. What is
+// silent for so long is none, or not there: the next address may be.
+constexpr int64_t kSilentMs = 5000;
 
 // Longest payload from the coordinator of so many ranks: the members, or a text.
 uint64_t max_answer_bytes(int32_t size) {
@@ -353,14 +356,15 @@ class RendezvousClient final : public ControlLinkOwner {
 
   Result<Membership> run(Driver& driver, Deadline deadline) {
     for (;;) {
-      const bool in_time =
-          driver.run_until([this] { return again_ || result_ || failure_; }, deadline);
+      const bool in_time = driver.run_until(
+          [this] { return again_ || result_ || failure_ || is_silent(); }, deadline);
       if (!in_time) {
         abort_join(driver);
         return late();
       }
       if (failure_) return *failure_;
       if (result_) return take();
+      if (!again_) leave_silent(driver);
       // The coordinator closed before it answered. It may have ended, may start again, may have
       // been that of another group at the address, or had no place. Connecting again finds out.
       again_ = false;
@@ -372,14 +376,19 @@ class RendezvousClient final : public ControlLinkOwner {
 
  private:
   void connect() {
+    answered_ = false;
     connector_ = std::make_unique<Connector>(
         reactor_, endpoints_, at_address_,
         [this](int fd, std::string name) { connected(fd, std::move(name)); },
         [this](const Status& why) {
-          failure_ =
-              lost_ ? *lost_
-                    : why.with_prefix(fmt::format(
-                          "rank {}: the rank that made the unique id is not reachable", own_.rank));
+          if (lost_ && lost_->code() == Code::kPeerLost) {
+            failure_ = lost_;
+          } else {
+            failure_ = why.with_prefix(
+                lost_ ? lost_->text()
+                      : fmt::format("rank {}: the rank that made the unique id is not reachable",
+                                    own_.rank));
+          }
         });
   }
 
@@ -391,7 +400,27 @@ class RendezvousClient final : public ControlLinkOwner {
       return;
     }
     link_ = link.take();
+    joined_ns_ = reactor_.now_ns();
     link_->send(wire::FrameKind::kJoin, own_.encode());
+    try_others_first();
+  }
+
+  // Should this connection end, the other addresses come before its own.
+  void try_others_first() {
+    const auto here = std::ranges::find_if(
+        endpoints_, [this](const Endpoint& e) { return endpoint_text(e) == link_->name(); });
+    if (here != endpoints_.end()) std::rotate(endpoints_.begin(), here + 1, endpoints_.end());
+  }
+
+  bool is_silent() const {
+    return at_address_ && endpoints_.size() > 1 && link_ && !answered_ &&
+           reactor_.now_ns() - joined_ns_ >= kSilentMs * 1'000'000;
+  }
+  void leave_silent(Driver& driver) {
+    abort_join(driver);
+    lost_ = error(Code::kTransport, "rank {}: rendezvous with {}: no answer within {} s", own_.rank,
+                  link_->name(), kSilentMs / 1000);
+    log(LogLevel::kInfo, "{}; the next address is tried", lost_->text());
   }
 
   Status on_message(ControlLink& link, wire::FrameKind kind, wire::Bytes payload) override {
@@ -426,6 +455,11 @@ class RendezvousClient final : public ControlLinkOwner {
     if (failure_ || result_) return;
     lost_ = why.with_prefix(fmt::format("rank {}: rendezvous with {}", own_.rank, link.name()));
     if (why.code() == Code::kPeerLost && (at_address_ || !answered_)) {
+      again_ = true;
+    } else if (!answered_ && endpoints_.size() > 1 && !wire::is_version_mismatch(why)) {
+      // Something else listens there. It was the last that was tried.
+      log(LogLevel::kWarn, "{}; the other addresses are tried", lost_->text());
+      endpoints_.pop_back();
       again_ = true;
     } else {
       failure_ = lost_;
@@ -484,7 +518,8 @@ class RendezvousClient final : public ControlLinkOwner {
   std::optional<Status> failure_;
   std::optional<Status> lost_;  // why the last connection ended
   std::string missing_;
-  bool answered_ = false;  // the coordinator has sent something
+  int64_t joined_ns_ = 0;  // time of the last join
+  bool answered_ = false;  // the coordinator has sent something on this connection
   bool again_ = false;
 };
 
