@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "transports/tcp/fork_guard.h"
 #include "transports/tcp/net.h"
 
 namespace sotto::tcp {
@@ -327,6 +328,7 @@ Result<std::unique_ptr<FrameListener>> FrameListener::open(Reactor& reactor, con
   if (acceptor.listen(kBacklog, failed); failed) return cannot("listen");
   const Endpoint bound = acceptor.local_endpoint(failed);
   if (failed) return cannot("getsockname");
+  keep_from_children(acceptor.native_handle());
   std::unique_ptr<FrameListener> listener(new FrameListener);
   listener->port_ = bound.port();
   listener->state_ =
@@ -339,6 +341,7 @@ Result<std::unique_ptr<FrameListener>> FrameListener::open(Reactor& reactor, con
 
 FrameListener::~FrameListener() {
   error_code ignored;
+  forget_kept(state_->acceptor.native_handle());
   state_->acceptor.close(ignored);
   state_->timer.reset();
   state_->pending.clear();

@@ -1,5 +1,6 @@
 #include "transports/tcp/net.h"
 
+#include <fcntl.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
@@ -241,6 +242,9 @@ struct Connector::State {
     const uint64_t attempt = ++self->attempt;
     error_code ignored;
     self->socket.close(ignored);
+    // Without descriptors async_connect says so.
+    if (self->socket.open(to.protocol(), ignored); !ignored)
+      ::fcntl(self->socket.native_handle(), F_SETFD, FD_CLOEXEC);
     self->socket.async_connect(
         to, [weak = std::weak_ptr<State>(self), to, attempt](const error_code& outcome) {
           const std::shared_ptr<State> state = weak.lock();

@@ -11,6 +11,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "transports/tcp/fork_guard.h"
+
 namespace sotto::tcp {
 namespace {
 
@@ -38,10 +40,10 @@ FrameStream::FrameStream(Reactor& reactor, int fd, std::string name, StreamOwner
 Result<std::unique_ptr<FrameStream>> FrameStream::make(Reactor& reactor, int fd, std::string name,
                                                        StreamOwner& owner) {
   std::unique_ptr<FrameStream> stream(new FrameStream(reactor, fd, std::move(name), owner));
+  keep_from_children(fd);
   reactor.sockets().apply(fd);
   stream->window_.start(fd, reactor.sockets().send_buffer_bytes == 0,
                         reactor.egress().limited() ? kLimitedTurnBytes : kTurnBytes);
-  // A child process that inherits the socket would keep it open when this process dies.
   ::fcntl(fd, F_SETFD, FD_CLOEXEC);
   const int flags = ::fcntl(fd, F_GETFL);
   if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) {
@@ -57,7 +59,7 @@ FrameStream::~FrameStream() { close(); }
 void FrameStream::close() {
   if (fd_ < 0) return;
   reactor_.remove(fd_, *this);
-  ::close(fd_);
+  close_kept(fd_);
   fd_ = -1;
 }
 
