@@ -14,6 +14,8 @@ programs=(sotto sotto-run sotto-perf-gpu sotto-test-cuda_device sotto-test-kerne
 suites=(
   'device       4 1 eager,default            memory, copies, events and streams of the device'
   'kernels     24 3 default                  kernels, compared with the CPU on the same inputs'
+  'memcheck    16 2 default                  accesses to memory, by compute-sanitizer, in a part of capi'
+  'racecheck   16 2 default                  hazards in shared memory, by compute-sanitizer, in a part of kernels'
   'capi         8 2 eager,default            collectives, codecs, optimizers, graphs, compared with the CPU bit for bit'
   'streams      4 1 one_queue                streams that wait for operations'
   'conformance 12 3 eager,default            the conformance suites in the world "cuda"'
@@ -47,6 +49,7 @@ needs a driver, bash and, for some of the suites, Python.
                    installs one with torch, numpy and pytest)
   -h, --help       this text
 NCCL is the library that the variable SOTTO_NCCL_LIBRARY names, the one that this Python has (nvidia.nccl), or the system's.
+compute-sanitizer is looked for in PATH and in the CUDA toolkit (CUDA_HOME, else /usr/local/cuda).
 The exit code is 0 if everything passed, 1 if not, 2 for wrong options, 77 if there is no CUDA device.
 
 Environments: eager sets CUDA_MODULE_LOADING=EAGER and CUDA_DEVICE_MAX_CONNECTIONS=32, one_queue CUDA_DEVICE_MAX_CONNECTIONS=1,
@@ -187,7 +190,17 @@ pack() {
     [[ $library =~ $system ]] || strip -o "$folder/lib/$library" "$path"
   done < <(ldd "${programs[@]/#/build/cuda/bin/}" | sed -n 's/^\t\([^ ]*\) => \(.*\) (0x.*/\1 \2/p' | sort -u)
   describe_build >"$folder/built"
-  say "built into $folder: $(du -sm "$folder" | cut -f 1) MiB"
+  summarize_build
+}
+
+# In the last lines.
+summarize_build() {
+  local commit architectures toolkit
+  read -r commit architectures toolkit <"$folder/built"
+  say "== built: commit $commit, CUDA architectures $architectures, CUDA toolkit $toolkit"
+  say "programs   ${programs[*]}"
+  say "libraries  $(cd "$folder/lib" && printf '%s ' *)"
+  say "$folder: $(du -sm "$folder" | cut -f 1) MiB"
 }
 
 # Commit, architectures, version of the toolkit.
@@ -281,6 +294,18 @@ has() {
 
 suite_device() { run_cases "$folder/bin/sotto-test-cuda_device"; }
 suite_kernels() { run_cases "$folder/bin/sotto-test-kernels_cuda"; }
+
+# sanitized TOOL PROGRAM CASES: under compute-sanitizer, which is too slow for all cases.
+sanitized() {
+  local toolkit=${CUDA_HOME:-/usr/local/cuda} sanitizer
+  sanitizer=$(PATH=$PATH:$toolkit/bin command -v compute-sanitizer) ||
+    { record skipped "there is no compute-sanitizer in PATH, nor in $toolkit/bin" && return; }
+  run_cases "$sanitizer" --tool "$1" --error-exitcode 99 --report-api-errors no "$folder/bin/$2" --gtest_filter="$3"
+}
+
+# Tensors are allocations of their own there; those of kernels' cases are parts of large ones.
+suite_memcheck() { sanitized memcheck sotto-test-cuda '*SameBits*'; }
+suite_racecheck() { sanitized racecheck sotto-test-kernels_cuda '*Equal*TheReference*:KernelsNorms.*'; }
 suite_capi() { run_cases "$folder/bin/sotto-test-cuda"; }
 suite_streams() { run_cases "$folder/bin/sotto-test-cuda" --gtest_filter='CudaStreams.*:CudaDevices.*'; }
 suite_conformance() { run_cases "$folder/bin/sotto-test-conformance" --gtest_filter='*cuda*'; }

@@ -41,8 +41,8 @@ DEVICE = "cuda:0 (Stand-in)"
 CASES = "echo '[  PASSED  ] 9 tests.'"
 NCCL_2_28, NCCL_2_30 = "22809 /torch/libnccl.so.2", "23000 /torch/libnccl.so.2"
 EVERYTHING = [
-    "device@eager", "device@default", "kernels@default", "capi@eager", "capi@default", "streams@one_queue", "conformance@eager",
-    "conformance@default", "nccl@eager", "nccl@default", "nccl@one_queue", "torch_loop@eager", "torch_loop@default",
+    "device@eager", "device@default", "kernels@default", "memcheck@default", "racecheck@default", "capi@eager", "capi@default",
+    "streams@one_queue", "conformance@eager", "conformance@default", "nccl@eager", "nccl@default", "nccl@one_queue", "torch_loop@eager", "torch_loop@default",
     "torch_loop@one_queue", "python@default", "bench@default", "peers@default"]
 
 
@@ -68,6 +68,7 @@ class Checkout:
         self.does("sotto", f"echo 'other devices   {devices}'")
         self.does("sotto-run", 'shift 3; exec "$@"')
         self.program(self.stand_ins, "nvidia-smi", "echo 580.1")
+        self.program(self.stand_ins, "compute-sanitizer", 'shift 6; exec "$@"')
         self.python()
 
     def small_project(self):
@@ -212,6 +213,10 @@ END""")
         self.assertEqual(sorted(path.name for path in (checkout.carried / "lib").iterdir()), ["libhwy.so.1", "libsotto.so.0"])
         self.assertEqual((checkout.carried / "built").read_text(encoding="utf-8"), "0a1b2c3 90-real 13.0\n")
         self.assertEqual(answer.names.count("strip"), len(PROGRAMS) + 2)
+        self.assertEqual(answer.lines[-4], "== built: commit 0a1b2c3, CUDA architectures 90-real, CUDA toolkit 13.0")
+        self.assertEqual(answer.lines[-3].split(), ["programs", *PROGRAMS])
+        self.assertEqual(answer.lines[-2].split(), ["libraries", "libhwy.so.1", "libsotto.so.0"])
+        self.assertRegex(answer.lines[-1], r"/build/gpu: \d+ MiB$")
         self.assertNotIn("sotto", answer.names)
         shutil.rmtree(checkout.built)
         answer = checkout.run("--no-build", "--only", "device")
@@ -245,7 +250,7 @@ class Runs(Gpu):
         answer = self.checkout().run("--n", "1000")
         self.assertEqual(answer.returncode, 0, answer.stdout + answer.stderr)
         self.assertEqual(list(answer.parts), EVERYTHING)
-        self.assertEqual(answer.lines[-1], "17 suites passed, 0 failed, 0 skipped")
+        self.assertEqual(answer.lines[-1], "19 suites passed, 0 failed, 0 skipped")
         self.assertEqual(answer.names[:2], ["cmake", "cmake"])
         self.assertRegex(answer.parts["device@eager"], r"^0 min \d\d s  9 cases passed$")
         self.assertIn("5 cases passed", answer.parts["python@default"])
@@ -264,7 +269,7 @@ class Runs(Gpu):
             answer = checkout.run("--no-build", *words)
             self.assertEqual(answer.returncode, code, answer.stderr)
             self.assertIn("there is no driver", answer.stdout)
-            self.assertEqual(answer.lines[-1], f"0 suites passed, 0 failed, 17 skipped{strictly}")
+            self.assertEqual(answer.lines[-1], f"0 suites passed, 0 failed, 19 skipped{strictly}")
             self.assertEqual(answer.names, ["sotto"])
 
     def test_only_what_is_named(self):
@@ -322,7 +327,7 @@ class Failures(Gpu):
         self.assertIn("exit code 1, A.b", answer.parts["capi@eager"])
         self.assertIn("ended after 12 min 00 s", answer.parts["conformance@eager"])
         self.assertIn("exit code 2", answer.parts["bench@default"])
-        self.assertEqual(answer.lines[-1], "10 suites passed, 7 failed, 0 skipped")
+        self.assertEqual(answer.lines[-1], "10 suites passed, 9 failed, 0 skipped")
 
     def test_a_suite_that_does_not_end(self):
         checkout = self.checkout()
@@ -364,6 +369,42 @@ class Failures(Gpu):
         answer = checkout.run("--no-build", "--only", "python", "--python", "no/such/python")
         self.assertEqual(answer.returncode, 0, answer.stderr)
         self.assertIn("no/such/python cannot be run", answer.parts["python@default"])
+
+
+class Sanitizers(Gpu):
+    def test_tools_have_a_program_each(self):
+        answer = self.checkout().run("--no-build", "--only", "memcheck,racecheck", "--shard", "2/2")
+        self.assertEqual(answer.returncode, 0, answer.stdout + answer.stderr)
+        self.assertEqual(list(answer.parts), ["memcheck@default", "racecheck@default"])
+        calls = [call.split() for call in answer.calls if call.startswith("compute-sanitizer")]
+        self.assertEqual([(call[2], Path(call[7]).name) for call in calls],
+                         [("memcheck", "sotto-test-cuda"), ("racecheck", "sotto-test-kernels_cuda")])
+        for call in calls:
+            self.assertEqual(call[3:7], ["--error-exitcode", "99", "--report-api-errors", "no"])
+        self.assertEqual([line for line in answer.environments if "sotto-test" in line],
+                         ["sotto-test-cuda   1/2", "sotto-test-kernels_cuda   1/2"])
+
+    def test_what_they_find_fails(self):
+        checkout = self.checkout()
+        checkout.does("compute-sanitizer", f"{CASES}; echo '========= ERROR SUMMARY: 1 error'; exit 99")
+        answer = checkout.run("--no-build", "--only", "memcheck")
+        self.assertEqual(answer.returncode, 1)
+        self.assertIn("exit code 99", answer.parts["memcheck@default"])
+
+    def test_without_the_tool_they_are_skipped(self):
+        checkout = self.checkout()
+        (checkout.stand_ins / "compute-sanitizer").unlink()
+        toolkit = Path(self.folder) / "toolkit"
+        for words, code in (([], 0), (["--strict"], 1)):
+            answer = checkout.run("--no-build", "--only", "memcheck,racecheck", *words, CUDA_HOME=str(toolkit),
+                                  PATH=f"{checkout.stand_ins}:/usr/bin:/bin")
+            self.assertEqual(answer.returncode, code, answer.stdout)
+            self.assertEqual(set(answer.ended.values()), {"skipped"})
+            self.assertIn(f"no compute-sanitizer in PATH, nor in {toolkit}/bin", answer.parts["racecheck@default"])
+        (toolkit / "bin").mkdir(parents=True)
+        checkout.program(toolkit / "bin", "compute-sanitizer")
+        answer = checkout.run("--no-build", "--only", "racecheck", CUDA_HOME=str(toolkit))
+        self.assertEqual(answer.ended, {"racecheck@default": "passed"})
 
 
 class Nccl(Gpu):
