@@ -16,6 +16,16 @@
 
 namespace sotto_cli {
 
+// What is wrong with a command line, in words of this project where CLI11's are of the counts that
+// it asks for.
+inline std::string usage_text(const CLI::ParseError& error) {
+  std::string text = error.what();
+  constexpr std::string_view kTooMany = ": At Most 1 required but received ";
+  if (const size_t at = text.find(kTooMany); at != std::string::npos)
+    text.replace(at, kTooMany.size(), ": found ").append(" times, allowed is once");
+  return text;
+}
+
 inline constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
 // Takes the texts that std::from_chars takes as a whole. A transform of an option, not a check:
@@ -69,11 +79,12 @@ inline CLI::Validator quantity_in(const std::array<Unit, 4>& units, Least least)
     const char* const end = text.data() + text.size();
     const auto [stop, failed] = std::from_chars(text.data(), end, value);
     for (const Unit& unit : units) {
-      if (failed != std::errc() || !std::isfinite(value) || value < 0 ||
-          (value == 0 && least == Least::kAboveZero) || std::string_view(stop, end) != unit.word)
+      const double scaled = value * unit.factor;
+      if (failed != std::errc() || !std::isfinite(scaled) || scaled < 0 ||
+          (scaled == 0 && least == Least::kAboveZero) || std::string_view(stop, end) != unit.word)
         continue;
       char number[32];
-      text.assign(number, std::to_chars(number, std::end(number), value * unit.factor).ptr);
+      text.assign(number, std::to_chars(number, std::end(number), scaled).ptr);
       return std::string();
     }
     return "found " + text + ", allowed is a number " + (least == Least::kZero ? ">= 0" : "> 0") +

@@ -1,5 +1,6 @@
 #include "integration/cli/output.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <unistd.h>
 
@@ -14,6 +15,14 @@ constexpr size_t kRememberedLines = 20;
 constexpr size_t kLongestLine = size_t{1} << 20;  // bytes; a longer one is written in parts
 
 }  // namespace
+
+void hold_standard_streams() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    // The lowest free number, so the one that is missing.
+    if (fcntl(fd, F_GETFD) < 0) [[maybe_unused]]
+      const int opened = open("/dev/null", O_RDONLY);
+  }
+}
 
 int write_all(int fd, std::string_view text) {
   while (!text.empty()) {

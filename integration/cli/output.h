@@ -8,6 +8,10 @@
 
 namespace sotto_cli {
 
+// Gives standard streams that are closed their numbers back, so that no file, pipe or socket gets
+// these: input is at its end, and what is written fails with EBADF. Before anything is opened.
+void hold_standard_streams();
+
 // Writes everything to a descriptor, however long that takes. Returns 0, or the errno for which it
 // gave up. That no process reads any more is no error: it has seen enough.
 int write_all(int fd, std::string_view text);

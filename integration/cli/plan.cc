@@ -17,7 +17,12 @@ std::string request_of(const PlanArguments& a) {
   request["latency_ms"] = a.latency_ms;
   request["contention"] = a.contention;
   request["config"] = read_config_file(a.file);
-  return request.dump();
+  try {
+    return request.dump();
+  } catch (const Json::exception& e) {  // "[json.exception.type_error.316] invalid UTF-8 byte .."
+    const std::string text = e.what();
+    throw CommandError(a.file + ": " + text.substr(text.find("] ") + 2));
+  }
 }
 
 std::string number(const Json& value, const char* format = "%.3g") {

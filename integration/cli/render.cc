@@ -34,6 +34,10 @@ std::string read_all(std::FILE* file, const std::string& name) {
   if (std::ferror(file) != 0)
     throw CommandError("cannot read " + name + ": " + std::strerror(errno));
   if (text.empty()) throw CommandError(name + " is empty");
+  // The library takes texts that end with it.
+  const size_t zero = text.find('\0');
+  if (zero != std::string::npos)
+    throw CommandError(name + ": byte " + std::to_string(zero) + " is 0, which no JSON has");
   return text;
 }
 
@@ -45,7 +49,7 @@ std::string read_config_file(const std::string& name) {
                                                              std::fclose);
   if (file != nullptr) return read_all(file.get(), name);
   if (is_base64_word(name)) return name;
-  throw CommandError("cannot open " + name + ": " + std::strerror(errno));
+  throw CommandError("cannot open " + (name.empty() ? "''" : name) + ": " + std::strerror(errno));
 }
 
 std::string read_report(const std::function<int32_t(char*, uint64_t, uint64_t*)>& call) {

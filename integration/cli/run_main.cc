@@ -126,7 +126,8 @@ int check_hosts(RunOptions& options, const Words& words) {
   const int32_t slots = sotto_cli::count_slots(options.hosts);
   if (options.ranks != 0 && options.ranks != slots) {
     return usage_error("-n is " + std::to_string(options.ranks) + ", but --hosts has " +
-                       std::to_string(slots) + " slots; -n may be left out");
+                       std::to_string(slots) + (slots == 1 ? " slot" : " slots") +
+                       "; -n may be left out");
   }
   options.ranks = slots;
   const auto shell = sotto_cli::split_words(words.shell);
@@ -210,6 +211,7 @@ Parsed parse(int argc, char** argv) {
   Words words;
   CLI::App app(kDescription, "sotto-run");
   app.footer(kFooter);
+  app.set_version_flag("--version", std::string("sotto-run " SOTTO_VERSION));
   add_run_options(app, options, words);
   const CLI::Option* const hosts = add_host_options(app, options, words);
   const CLI::Option* const raw_rank =
@@ -228,7 +230,7 @@ Parsed parse(int argc, char** argv) {
     if (out.failed()) parsed.exit_code = sotto_cli::kExitOwnFailure;
     return parsed;
   } catch (const CLI::ParseError& e) {
-    parsed.exit_code = usage_error(e.what());
+    parsed.exit_code = usage_error(sotto_cli::usage_text(e));
     return parsed;
   }
   const bool has_hosts = hosts->count() != 0;
@@ -247,6 +249,7 @@ Parsed parse(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  sotto_cli::hold_standard_streams();
   try {
     if (argc == 2 && std::string_view(argv[1]) == "--agent") return sotto_cli::run_agent();
     Parsed parsed = parse(argc, argv);

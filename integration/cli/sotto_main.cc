@@ -7,6 +7,7 @@
 
 #include "integration/cli/commands.h"
 #include "integration/cli/options.h"
+#include "integration/cli/output.h"
 #include "integration/cli/render.h"
 #include "sotto/sotto.h"
 
@@ -57,8 +58,8 @@ CLI::App* add_plan(CLI::App* app, PlanArguments* arguments) {
 
 // CLI11 misses a command before it sees a word that is none.
 std::string what_is_wrong(const CLI::App& app, const CLI::ParseError& error) {
-  if (!app.get_subcommands().empty()) return error.what();
-  std::string text = error.what();
+  std::string text = sotto_cli::usage_text(error);
+  if (!app.get_subcommands().empty()) return text;
   const std::vector<std::string> unknown = app.remaining();
   if (!unknown.empty())
     text = (unknown[0][0] == '-' ? "unknown option " : "unknown command ") + unknown[0];
@@ -131,6 +132,7 @@ int dispatch(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  sotto_cli::hold_standard_streams();
   try {
     return dispatch(argc, argv);
   } catch (const std::exception& e) {

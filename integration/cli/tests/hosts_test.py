@@ -220,7 +220,7 @@ class BadInput(Case):
             self.assertFalse(os.path.exists(f"{self.folder}/rsh.a"), hosts)
 
     def test_usage(self):
-        for words, text in ((("-n", "3"), "-n is 3, but --hosts has 4 slots"), (("--raw-rank", "4"), "allowed 0 to 3"),
+        for words, text in ((("-n", "3"), "-n is 3, but --hosts has 4 slots; -n may"), (("--raw-rank", "4"), "allowed 0 to 3"),
                             (("--host-timeout", "0"), "host-timeout"),
                             (("--host-timeout", "nan"), "--host-timeout: found nan"), (("--rsh", ""), "--rsh is empty"),
                             (("--rsh", "a 'b"), "--rsh has an open quote: a 'b")):
@@ -230,6 +230,7 @@ class BadInput(Case):
         for words in (("--rsh", "x"), ("--remote-run", "x"), ("--host-timeout", "5")):
             done = subprocess.run([program(), "-n", "1", *words, "--", "true"], stderr=subprocess.PIPE, text=True, timeout=LIMIT_S)
             self.check_failed(done, f"{words[0]} requires --hosts")
+        self.check_failed(self.run_it("-n", "2", "--", "true", hosts="a:1"), "-n is 2, but --hosts has 1 slot; -n may be left out")
         self.assertEqual(self.run_it("-n", "4", "--", "true").returncode, 0)
 
     def test_remote_shell_that_fails(self):

@@ -6,8 +6,10 @@ import pty
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
+from pathlib import Path
 
 from running import BIND, LIMIT_S, PidFiles, alive, program, run, sh, take_program, wait_until
 
@@ -90,6 +92,25 @@ class Output(unittest.TestCase):
             self.assertEqual((done.returncode, done.stdout), (125, "[0] b\n"))
             self.assertEqual(run("--help", stdout=full).returncode, 125)
 
+    def test_standard_streams_that_are_closed(self):
+        """Pipes and descriptors of sotto-run's own never take their numbers."""
+        def start(closed, script, *options):
+            return sh(2, script, *options, preexec_fn=lambda: [os.close(fd) for fd in closed])
+
+        done = start((0,), "cat; echo $SOTTO_RANK")
+        self.assertEqual((done.returncode, sorted(done.stdout.split("\n"))), (0, ["", "[0] 0", "[1] 1"]), done.stderr)
+        for closed in ((1,), (0, 1)):
+            done = start(closed, "echo $SOTTO_RANK")
+            self.assertEqual((done.returncode, done.stderr), (125, "sotto-run: cannot write standard output: Bad file descriptor\n"))
+        self.assertEqual(start((1,), "echo $SOTTO_RANK >&2").returncode, 0)
+        self.assertEqual(start((1,), "echo $SOTTO_RANK || exit 7", "--raw-rank", "0").returncode, 7, "rank 0 cannot write")
+        done = start((0, 2), "echo $SOTTO_RANK")
+        self.assertEqual((done.returncode, sorted(done.stdout.split("\n"))), (0, ["", "[0] 0", "[1] 1"]))
+        with tempfile.TemporaryDirectory() as folder:
+            done = start((0, 1, 2), f"echo $SOTTO_WORLD_SIZE > {folder}/$SOTTO_RANK")
+            self.assertEqual(done.returncode, 0)
+            self.assertEqual([Path(folder, rank).read_text(encoding="ascii") for rank in "01"], ["2\n", "2\n"])
+
     def test_a_reader_that_has_gone_is_no_failure(self):
         read_end, write_end = os.pipe()
         os.close(read_end)
@@ -136,6 +157,7 @@ class ExitCodes(unittest.TestCase):
                            (("-n", "1", "--grace", "nan", "--", "true"), "--grace: found nan, allowed is a number"),
                            (("-n", "1", "--grace", "inf", "--", "true"), "--grace: found inf, allowed is a number"),
                            (("--hosts", "a:1", "--host-timeout", "nan", "--", "true"), "--host-timeout: found nan, allowed is a number"),
+                           (("-n", "1", "-n", "2", "-n", "3", "--", "true"), "--ranks: found 3 times, allowed is once"),
                            (("-n", "-1", "--", "true"), "--ranks: found -1, allowed is a whole number from 1 to "),
                            (("-n", "1.5", "--", "true"), "--ranks: found 1.5, allowed is a whole number from 1 to ")):
             done = run(*args)
@@ -144,6 +166,7 @@ class ExitCodes(unittest.TestCase):
         self.assertEqual(sh("010", "echo $SOTTO_WORLD_SIZE").stdout.count("] 10\n"), 10, "no octal number")
         self.assertEqual(run("--help").returncode, 0)
         self.assertIn("Exit code", run("--help").stdout)
+        self.assertRegex(run("--version").stdout, r"^sotto-run [0-9]+\.[0-9]+\.[0-9]+\n$")
 
     def test_options_of_the_program_are_its_own(self):
         for border in ((), ("--",)):

@@ -182,6 +182,16 @@ class Config(unittest.TestCase):
         with open(self.file, encoding="utf-8") as empty:
             done = sotto("config", "-", stdin=empty)
         self.assertEqual((done.returncode, done.stderr), (1, "sotto: standard input is empty\n"))
+        done = sotto("config", "")
+        self.assertEqual((done.returncode, done.stderr), (1, "sotto: cannot open '': No such file or directory\n"))
+
+    def test_a_byte_that_ends_texts(self):
+        plan = ("--ranks", "4", "--bandwidth", "1gbit", "--latency", "1ms", "--step-time", "20ms", "--params", "1000000")
+        Path(self.file).write_bytes(b'{"optimizer": {"type": "AdamW"}}\0{"sotto": 1}')
+        for args in (("config", self.file), ("plan", self.file, *plan)):
+            done = sotto(*args)
+            self.assertEqual((done.returncode, done.stdout), (1, ""))
+            self.assertEqual(done.stderr, f"sotto: {self.file}: byte 32 is 0, which no JSON has\n")
 
 
 CO2 = '{"optimizer": {"type": "AdamW"}, "sotto": {"outer": {"preset": "co2", "codec": "onebit", "period": %d}}}  // a file'
@@ -238,6 +248,9 @@ class Plan(unittest.TestCase):
         self.assertIn("sotto.outer: missing", done.stderr)
         done = self.plan('{"fragments": 3, "period": 3}')
         self.assertIn("sotto.outer.fragments: found 3 fragments, allowed is at most the number of tensors, 1", done.stderr)
+        done = sotto("plan", "-", "--ranks", "4", "--bandwidth", "1gbit", "--latency", "1ms", "--step-time", "20ms", "--params", "1000",
+                     input='{"preset": "co\udcff2"}', errors="surrogateescape")
+        self.assertEqual((done.returncode, done.stderr), (1, "sotto: -: invalid UTF-8 byte at index 14: 0xFF\n"))
         for name, value, allowed in (
             ("--bandwidth", "100", "a number > 0 and one of bit, kbit, mbit, gbit behind it: 2.5mbit"),
             ("--bandwidth", "0mbit", "a number > 0 and one of bit, kbit, mbit, gbit behind it: 2.5mbit"),
@@ -246,6 +259,8 @@ class Plan(unittest.TestCase):
             ("--step-time", "fast", "a number > 0 and one of ns, us, ms, s behind it: 2.5ms"),
             ("--step-time", "0ms", "a number > 0 and one of ns, us, ms, s behind it: 2.5ms"),
             ("--latency", "infms", "a number >= 0 and one of ns, us, ms, s behind it: 2.5ms"),
+            ("--bandwidth", "1e306gbit", "a number > 0 and one of bit, kbit, mbit, gbit behind it: 2.5mbit"),
+            ("--bandwidth", "1e-322bit", "a number > 0 and one of bit, kbit, mbit, gbit behind it: 2.5mbit"),
             ("--ranks", "0", "a whole number from 1 to 1024"),
             ("--params", "-3", "a whole number >= 0"),
             ("--params", "5,-3", "a whole number >= 0"),
@@ -298,11 +313,20 @@ class Others(unittest.TestCase):
             (("nosuch", "info.json"), "unknown command nosuch; commands are info, config, plan, bench"),
             (("--nosuch",), "unknown option --nosuch; commands are info, config, plan, bench"),
             (("info", "nosuch"), "The following argument was not expected: nosuch"),
+            (("config", "x", "--world-size", "2", "--world-size", "3"), "--world-size: found 2 times, allowed is once"),
         ):
             done = sotto(*args)
             self.assertEqual((done.returncode, done.stderr), (2, f"sotto: {text}\nTry sotto --help.\n"))
         self.assertIn("config", sotto("--help").stdout)
         self.assertRegex(sotto("--version").stdout, r"^sotto [0-9]+\.[0-9]+\.[0-9]+\n$")
+
+
+    def test_standard_streams_that_are_closed(self):
+        for closed in ((1,), (0, 1)):
+            done = sotto("info", preexec_fn=lambda fds=closed: [os.close(fd) for fd in fds])
+            self.assertEqual((done.returncode, done.stderr), (1, "sotto: cannot write standard output: Bad file descriptor\n"))
+        done = sotto("config", "-", preexec_fn=lambda: os.close(0))
+        self.assertEqual((done.returncode, done.stderr), (1, "sotto: standard input is empty\n"))
 
 
 class Documents(unittest.TestCase):
