@@ -18,9 +18,9 @@ constexpr size_t kLongestLine = size_t{1} << 20;  // bytes; a longer one is writ
 
 void hold_standard_streams() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(fd, F_GETFD) >= 0) continue;
     // The lowest free number, so the one that is missing.
-    if (fcntl(fd, F_GETFD) < 0) [[maybe_unused]]
-      const int opened = open("/dev/null", O_RDONLY);
+    [[maybe_unused]] const int opened = open("/dev/null", O_RDONLY);
   }
 }
 
