@@ -1,6 +1,7 @@
 // Steps: which kind comes next, its plan, and what its end changes.
 #include <bit>
 #include <cstring>
+#include <limits>
 #include <set>
 
 #include "core/base/hash.h"
@@ -266,8 +267,10 @@ void Optimizer::completed(const StepVariant& variant, const StepVerdict& verdict
   const bool withdrawn =
       !bytes.empty() && verdict.round_message_bytes != 0 &&
       withdrawn_text(bytes.subspan(verdict.round_messages, verdict.round_message_bytes));
-  if (!bytes.empty() && verdict.norm != 0 && !withdrawn)
-    std::memcpy(&outcomes_.grad_norm, bytes.data() + verdict.norm, 8);
+  if (!bytes.empty() && !withdrawn) {
+    outcomes_.grad_norm = std::numeric_limits<double>::quiet_NaN();
+    if (verdict.norm != 0) std::memcpy(&outcomes_.grad_norm, bytes.data() + verdict.norm, 8);
+  }
   if (status.ok()) {
     outcomes_.last_steps.resize(verdict.tensor_step_count);
     if (verdict.tensor_step_count > 0) {
