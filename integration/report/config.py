@@ -1,6 +1,7 @@
 """Configuration files: read as the library reads them, and scaled to another number of steps."""
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -63,6 +64,12 @@ def has_length(config):
     return "total_num_steps" in _params(config, "scheduler")
 
 
+def _steps(key, value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ReportError(f"'{key}' is {value!r}, expected a number of steps: it is scaled with the schedule")
+    return value
+
+
 def scale_config(config, steps):
     """The same schedule on another number of steps: everything that is counted in steps keeps its share. What has none stays
     without any: 0 switches a warm-up off."""
@@ -77,5 +84,5 @@ def scale_config(config, steps):
     for place, keys in ((scheduler, SCHEDULER_STEPS), (params, OPTIMIZER_STEPS), (outer, OUTER_STEPS)):
         for key in keys:
             if place.get(key):
-                place[key] = max(1, round(place[key] * share))
+                place[key] = max(1, round(_steps(key, place[key]) * share))
     return config

@@ -90,6 +90,8 @@ def read_records(path):
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise ReportError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ReportError(f"{path}: not UTF-8: byte {error.start} is {error.object[error.start]:#04x}") from error
     records = []
     for number, line in enumerate(lines, 1):
         if not line.strip():

@@ -5,7 +5,7 @@ import statistics
 from report.figures import COLOURS, INK, start, to_svg
 from report.logs import ReportError, read_records
 
-OURS = {"fp32": "#1e293b", "bf16": "#2563eb", "int8": "#0d9488", "int4": "#65a30d", "1bit": COLOURS[1]}
+OURS = {"fp32": "#1e293b", "bf16": "#2563eb", "int8": "#0d9488", "int4": "#65a30d", "topk": "#7c3aed", "1bit": COLOURS[1]}
 PEERS = {"gloo": "#94a3b8", "openmpi": "#f59e0b", "openmpi-ring": "#d97706", "mpich": "#a855f7"}
 UNLIMITED = "none"
 

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from . import compare, config, lanes, machine, page
-from .logs import ReportError, read_run
+from .logs import ReportError, read_json, read_run
 from .sections import checks_section, percent, plots, result_table
 
 NAMES = {"lamb": "LAMB", "onebit_lamb": "1-bit LAMB"}
@@ -342,8 +342,10 @@ def parse(words):
 
 
 def settle_file(source, summary, target):
-    period = json.loads(Path(summary).read_text(encoding="utf-8")).get("outer_period")
-    content = config.settle_period(config.read_config(source), period)
+    chosen = read_json(summary)
+    if not isinstance(chosen, dict):
+        raise ReportError(f"{summary}: expected an object")
+    content = config.settle_period(config.read_config(source), chosen.get("outer_period"))
     Path(target).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
@@ -353,9 +355,15 @@ def scale_file(source, target, steps, if_it_has_a_length, hierarchy):
     if if_it_has_a_length and not config.has_length(content):
         print(f"report: {Path(source).name} has no scheduler.params.total_num_steps: it is not scaled to {steps} steps")
     else:
-        config.scale_config(content, steps)
+        try:
+            config.scale_config(content, steps)
+        except ReportError as error:
+            raise ReportError(f"{source}: {error}") from error
     if hierarchy:
-        content.setdefault("sotto", {})["hierarchy"] = hierarchy
+        section = content.setdefault("sotto", {})
+        if not isinstance(section, dict):
+            raise ReportError(f"{source}: 'sotto' is {section!r}, expected an object")
+        section["hierarchy"] = hierarchy
     Path(target).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 

@@ -379,7 +379,8 @@ class Figure(unittest.TestCase):
 
     def test_drawn(self):
         path = self.lines(("sotto", "1bit", "100mbit", 100, 9, 40), ("sotto", "1bit", "none", None, 9, 10),
-                          ("gloo", "fp32", "100mbit", 100, 9, 1255), ("gloo", "fp32", "100mbit", 100, 9, 1265))
+                          ("gloo", "fp32", "100mbit", 100, 9, 1255), ("gloo", "fp32", "100mbit", 100, 9, 1265),
+                          ("sotto", "topk", "100mbit", 100, 9, 30))
         times = net.read_times(path)
         self.assertEqual(times[0]["gloo", "fp32"], {"100mbit": 1260})
         self.assertTrue(net.time_against_rate(times).startswith("<svg"))
@@ -389,6 +390,11 @@ class Figure(unittest.TestCase):
             self.assertIn("<svg", out.read_text(encoding="utf-8"))
 
     def test_what_does_not_belong_together(self):
+        with tempfile.NamedTemporaryFile("wb") as file:
+            file.write(b"\xff\xfe{}\n")
+            file.flush()
+            with self.assertRaisesRegex(net.ReportError, f"{file.name}: not UTF-8"):
+                net.read_times(file.name)
         for records, text in (((), "no times"), ((("sotto", "1bit", "none", None, 9, 1), ("sotto", "1bit", "none", None, 8, 1)),
                                                  "different runs")):
             with self.assertRaisesRegex(net.ReportError, text):
