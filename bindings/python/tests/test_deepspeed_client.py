@@ -528,3 +528,11 @@ def test_a_parameter_that_one_rank_alone_has_frozen_is_an_error():
         engine.close()
 
     thread_ranks(2, body)
+
+
+def test_parameters_of_which_ranks_have_shards_are_refused(comm):
+    """As by the optimizers of the library: others' shards are other elements."""
+    net = Loss()
+    net.net[0].weight.device_mesh = "of two ranks"  # as a DTensor has one
+    with pytest.raises(sotto.UnsupportedError, match='"net.0.weight" is a DTensor'):
+        start(comm, {}, net, optimizer=torch.optim.NAdam)

@@ -13,6 +13,7 @@ import torch
 from .. import optim as plain
 from ..comm import Comm
 from ..errors import InvalidArgumentError, InvalidStateError, UnsupportedError
+from ..torch.averagers import check_whole
 from ..torch.gradients import adopt
 from ..torch.replaced import Replaced
 from .config import Settings
@@ -100,6 +101,7 @@ class ClientOptimizer(torch.optim.Optimizer):
             for i, p in enumerate(group["params"]):
                 if p.requires_grad:
                     self._take(client, group["params"], i, names)
+        check_whole((t.name, t.model) for t in self._trained)
         dtypes = {t.model.dtype for t in self._trained}
         self._dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
         self._replaced = Replaced()
