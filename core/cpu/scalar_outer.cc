@@ -37,9 +37,8 @@ void outer_factors(const KernelCall& call) {
   const OuterNumbers numbers = outer_numbers(a, inputs, votes.ranks, segments[0].alpha);
   const uint32_t word = outer_word(a, votes);
   const OuterPenaltyArgs penalty = outer_penalty(a, votes);
-  const double of_ranks = a.penalty.kind == OuterPenalty::kGapInner
-                              ? inner_unit(a, inputs, messages)
-                              : 0.0;
+  const double of_ranks =
+      a.penalty.kind == OuterPenalty::kGapInner ? inner_unit(a, inputs, messages) : 0.0;
   for (uint64_t k = 0; k < a.n; ++k) {
     const NormRange& range = a.ranges[k];
     double unit = of_ranks;

@@ -42,9 +42,8 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   const OuterNumbers numbers = outer_numbers(a, inputs, votes.ranks, last_alpha);
   const uint32_t word = outer_word(a, votes);
   const OuterPenaltyArgs penalty = outer_penalty(a, votes);
-  const double of_ranks = a.penalty.kind == OuterPenalty::kGapInner
-                              ? inner_unit(a, inputs, messages)
-                              : 0.0;
+  const double of_ranks =
+      a.penalty.kind == OuterPenalty::kGapInner ? inner_unit(a, inputs, messages) : 0.0;
   visit_ranges(params.ranges, 0, a.n, [&](const auto& team, uint64_t k) {
     const NormRange& range = params.ranges[k];
     double unit = of_ranks;

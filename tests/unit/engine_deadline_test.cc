@@ -325,8 +325,7 @@ TEST_F(EngineDeadline, NamesAllThatSomethingIsMissingOfIfEachHasSentSomething) {
   }
   pass(kLimitUs);
   const std::string text = op->status().text();
-  EXPECT_NE(text.find("waiting for rank 1 (1 message from it, 1 to it"), std::string::npos)
-      << text;
+  EXPECT_NE(text.find("waiting for rank 1 (1 message from it, 1 to it"), std::string::npos) << text;
   EXPECT_NE(text.find(", rank 2 (1 message from it, 1 to it"), std::string::npos) << text;
 }
 
