@@ -65,6 +65,26 @@ TEST(CapiOuterNonfinite, SkipRank) {
   EXPECT_EQ(warnings.with("outer step 4: NaN or Inf"), 2u);
 }
 
+// Until the next average.
+TEST(CapiOuterNonfinite, SkipRankIsToldBesideSwaps) {
+  EXPECT_EQ(run_world(2, {},
+                      [](Member& self) {
+                        OuterModel model;
+                        sotto_outer* outer = new_outer(self, json_of("0"), model);
+                        OK(round_with(outer, model, self.rank, {1}));
+                        for (const char* what : {"swapped", "swapped back"}) {
+                          OK(sotto_outer_swap(outer, nullptr, nullptr));
+                          same(info_of(outer).not_finite, 1, what);
+                          same(info_of(outer).events & SOTTO_OUTER_CONSUMED, SOTTO_OUTER_CONSUMED,
+                               "events");
+                        }
+                        OK(round_with(outer, model, self.rank, {}));
+                        same(info_of(outer).not_finite, 0, "nobody");
+                        OK(sotto_outer_destroy(outer));
+                      }),
+            "");
+}
+
 // The average is late: a rank that was left out goes on from the anchor, as all others.
 TEST(CapiOuterNonfinite, SkipRankLate) {
   EXPECT_EQ(run_world(2, {},

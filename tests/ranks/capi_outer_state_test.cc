@@ -135,5 +135,49 @@ TEST(CapiOuterState, AStateHasTheLearningRate) {
       "");
 }
 
+// SlowMo with momentum 0.5: d = 6 at rate 0.5, then d = 3 of inner steps at rate 0.25. The anchor
+// moves by rate * (0.5 * momentum + d / rate): 1 + 6, then 7 + 0.25 * (0.5 * 6 / 0.5 + 3 / 0.25).
+TEST(CapiOuterState, AFlushHasTheLastRateThatWasNotZero) {
+  const std::string json = R"({"preset": "slowmo", "period": 4})";
+  EXPECT_EQ(
+      run_world(2, {},
+                [&](Member& self) {
+                  OuterModel model;
+                  sotto_outer* outer = new_outer(self, json, model);
+                  for (int n = 1; n <= 7; ++n) {
+                    OK(sotto_outer_set(outer, "lr", n <= 4 ? 0.5 : n <= 6 ? 0.25 : 0.0));
+                    if (n <= 6) model.add(static_cast<float>(1 + self.rank));
+                    step(outer);
+                  }
+                  const std::string state = read_all([&](char* buf, uint64_t cap, uint64_t* need) {
+                    return sotto_outer_state_export(outer, SOTTO_STATE_EXACT, buf, cap, need);
+                  });
+                  OK(sotto_outer_flush(outer, nullptr, nullptr));
+                  same(model.read(), 11.5f, "flushed at rate 0.25");
+                  OK(sotto_outer_destroy(outer));
+
+                  // A state has the rate of its last step alone.
+                  OuterModel other;
+                  sotto_outer* resumed = new_outer(self, json, other);
+                  OK(sotto_outer_state_import(resumed, SOTTO_STATE_EXACT, state.data(),
+                                              state.size()));
+                  const float own = 7 + 2 * static_cast<float>(1 + self.rank);
+                  same(other.read(), own, "imported");
+                  for (int k = 0; k < 2; ++k) {
+                    FAILS(sotto_outer_flush(resumed, nullptr, nullptr), SOTTO_E_INVALID_STATE,
+                          "lr is 0", "sotto.outer.lr_normalised", "allowed: > 0");
+                    same(other.read(), own, "after a flush that was refused");
+                    same(info_of(resumed).step, 7, "step");
+                    same(info_of(resumed).round, 1, "round");
+                  }
+                  OK(sotto_outer_set(resumed, "lr", 0.25));
+                  OK(sotto_outer_set(resumed, "lr", 0));
+                  OK(sotto_outer_flush(resumed, nullptr, nullptr));
+                  same(other.read(), 11.5f, "flushed behind the import");
+                  OK(sotto_outer_destroy(resumed));
+                }),
+      "");
+}
+
 }  // namespace
 }  // namespace sotto::test

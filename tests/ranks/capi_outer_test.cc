@@ -366,6 +366,58 @@ TEST(CapiOuter, AFlushSeesTheVotesOfAllItsAverages) {
             "");
 }
 
+// Fragment 1 launches at step 2, fragment 0 at step 4; the flush consumes both and sends the rest.
+TEST(CapiOuter, AFlushSeesTheVotesOfAllFragments) {
+  EXPECT_EQ(run_world(2, {},
+                      [](Member& self) {
+                        OuterModel model;
+                        sotto_outer* outer = new_outer(
+                            self, mean_json(R"("period": 4, "delay": 4, "fragments": 2)"), model);
+                        for (int n = 1; n <= 5; ++n) {
+                          if (n == 2) OK(sotto_outer_vote(outer, 1u << self.rank));
+                          if (n == 4) OK(sotto_outer_vote(outer, 4u << self.rank));
+                          step(outer);
+                          same(info_of(outer).votes, 0, "votes of step " + std::to_string(n));
+                        }
+                        same(info_of(outer).in_flight, 2, "in_flight");
+                        OK(sotto_outer_vote(outer, 16u << self.rank));
+                        OK(sotto_outer_flush(outer, nullptr, nullptr));
+                        same(info_of(outer).votes, 63, "votes");
+                        OK(sotto_outer_flush(outer, nullptr, nullptr));
+                        same(info_of(outer).votes, 63, "votes of a flush that does nothing");
+                        for (int n = 6; n <= 12; ++n) step(outer);
+                        same(info_of(outer).votes, 0, "votes after the next averages");
+                        OK(sotto_outer_destroy(outer));
+                      }),
+            "");
+}
+
+// Up to step 5 every step averages.
+TEST(CapiOuter, VotesBeforeOuterStepsTravelOnce) {
+  for (const char* fragments : {"1", "2"}) {
+    SCOPED_TRACE(fragments);
+    const std::string json = mean_json(
+        std::string(R"("period": 4, "delay": 0, "warmup_steps": 5, "fragments": )") + fragments);
+    EXPECT_EQ(run_world(2, {},
+                        [&](Member& self) {
+                          OuterModel model;
+                          sotto_outer* outer = new_outer(self, json, model);
+                          for (int n = 1; n <= 13; ++n) {
+                            uint32_t votes = 0;
+                            for (const int at : {1, 3, 4, 5}) votes |= n == at ? 3u << at : 0;
+                            if (votes != 0) OK(sotto_outer_vote(outer, 1u << (n + self.rank)));
+                            step(outer);
+                            const sotto_outer_info info = info_of(outer);
+                            // Behind them a step without an average keeps those of the last one.
+                            if (n > 5 && (info.events & SOTTO_OUTER_CONSUMED) == 0) continue;
+                            same(info.votes, votes, "votes of step " + std::to_string(n));
+                          }
+                          OK(sotto_outer_destroy(outer));
+                        }),
+              "");
+  }
+}
+
 // A flush between launch and consumption leaves the boundary nothing: what it has told stays.
 TEST(CapiOuter, ABoundaryWithNothingToConsumeIsNone) {
   EXPECT_EQ(run_world(2, {},
