@@ -163,7 +163,6 @@ Result<OpRef> Engine::start(OpRequest request, bool may_block) {
   const PeerTraffic& total = request.plan->plan().traffic.total;
   op->stats_.payload_bytes_planned = total.payload_bytes_sent;
   op->stats_.header_bytes_planned = total.header_bytes_sent + total.metadata_bytes_sent;
-  request.totals->in_flight.fetch_add(1, std::memory_order_acq_rel);
   const bool waits = request.waits;
   Scheduler::bind(*op, request.plan->plan(), request.run->steps, request.priority,
                   request.timeout_us);
@@ -171,6 +170,7 @@ Result<OpRef> Engine::start(OpRequest request, bool may_block) {
   const size_t inputs = request.plan->plan().awaits.size();
   if (inputs != 0) op->arrived_ = std::make_unique<std::atomic<bool>[]>(inputs);
   op->request_ = std::move(request);
+  op->request_.totals->in_flight.fetch_add(1, std::memory_order_acq_rel);
   role_.submit(op, waits);
   return op;
 }

@@ -220,7 +220,8 @@ Result<OpRef> Comm::start_group(std::span<Call> calls, const CallOptions& option
             : next_descriptor(signature, options.priority);
   }
   finish_binding(*run);
-  Result<OpRef> op = submit(std::move(plan), std::move(run), nullptr, options);
+  Result<OpRef> op =
+      caught([&] { return submit(std::move(plan), std::move(run), nullptr, options); });
   if (op.ok()) return op;
   // It did not start, and the next call has its number.
   numbering_ = before;
@@ -251,8 +252,9 @@ Result<OpRef> Comm::launch(std::shared_ptr<PreparedPlan> plan, OpSignature signa
   finish_binding(*run);
   const Numbering before = numbering_;
   run->descriptors[0] = next_descriptor(signature, options.priority);
-  Result<OpRef> op =
-      submit(std::move(plan), std::move(run), std::move(hooks), options, std::move(capture));
+  Result<OpRef> op = caught([&] {
+    return submit(std::move(plan), std::move(run), std::move(hooks), options, std::move(capture));
+  });
   if (!op.ok() || (*op)->captured()) numbering_ = before;
   return op;
 }

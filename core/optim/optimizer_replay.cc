@@ -90,7 +90,8 @@ Status Optimizer::replay(const OpRef& op) {
     recorded->await(shared_from_this());
     return ok_status();
   };
-  const Status status = data_.comm->replay(op, signature(algorithm_->next()), bind_run);
+  const Status status =
+      caught([&] { return data_.comm->replay(op, signature(algorithm_->next()), bind_run); });
   if (!status.ok()) in_flight_.store(false, std::memory_order_release);
   return status;
 }

@@ -224,7 +224,6 @@ Result<OpRef> Optimizer::launch(const StepVariant& variant, CallOptions options,
   OpSignature s = signature(variant, late);
   s.tag = options.tag;
   in_flight_.store(true, std::memory_order_release);
-  auto hooks = comm.engine().pool().make<StepHooks>(shared_from_this(), variant, p->verdict, owner);
   const auto bind_run = [&](Run& run) {
     plans_.bind(run, *p, variant);
     if (owner == nullptr) return;
@@ -233,9 +232,12 @@ Result<OpRef> Optimizer::launch(const StepVariant& variant, CallOptions options,
                  end.order == kNoSlot ? nullptr : static_cast<uint32_t*>(run.bases[end.order]));
   };
   const bool local = accumulates(variant) || (outer_ != nullptr && !variant.together);
-  Result<OpRef> op = local
-                         ? comm.launch_local(p->plan, std::ref(bind_run), std::move(hooks), options)
-                         : comm.launch(p->plan, s, std::ref(bind_run), std::move(hooks), options);
+  Result<OpRef> op = caught([&] {
+    auto hooks =
+        comm.engine().pool().make<StepHooks>(shared_from_this(), variant, p->verdict, owner);
+    return local ? comm.launch_local(p->plan, std::ref(bind_run), std::move(hooks), options)
+                 : comm.launch(p->plan, s, std::ref(bind_run), std::move(hooks), options);
+  });
   if (!op.ok()) in_flight_.store(false, std::memory_order_release);
   return op;
 }

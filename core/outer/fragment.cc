@@ -54,15 +54,17 @@ static bool swap_sent(std::array<DeviceArray, kOuterArrays>& arrays, const Outer
 }
 
 // What an average leaves behind: error feedback. One that cannot be encoded ends well, as one in
-// which no rank takes part; its update tells why.
+// which no rank takes part; its update tells of it.
 class OuterFragment::ReductionHooks final : public OpHooks {
  public:
   ReductionHooks(OuterFragment* fragment, bool compressed)
       : fragment_(fragment), compressed_(compressed) {}
   void on_complete(Status& status, std::span<const std::byte>) noexcept override {
     if (!compressed_) return;
-    if (status.code() == Code::kNonfinite)
-      fragment_->not_encoded_ = std::exchange(status, ok_status());
+    if (status.code() == Code::kNonfinite) {
+      status = ok_status();
+      fragment_->not_encoded_ = true;
+    }
     if (status.ok()) fragment_->compressed_.flip();
   }
 
@@ -83,7 +85,7 @@ class OuterFragment::UpdateHooks final : public OpHooks {
     if (nothing) status = ok_status();
     if (!status.ok() || !average_) return;
     ++f.consumed_;
-    if (!f.not_encoded_.ok()) f.report_.not_encoded = std::exchange(f.not_encoded_, ok_status());
+    if (std::exchange(f.not_encoded_, false)) f.report_.not_encoded = true;
     if (bytes.empty()) return;
     f.report_.take(bytes, at_, nothing);
     for (size_t r = 0; r < f.report_.not_finite.size(); ++r)

@@ -39,7 +39,7 @@ struct OuterReport {
   std::vector<OuterMessage> messages;  // by rank
   uint32_t votes = 0;                  // of all ranks, in all averages since forget_votes
   std::vector<uint8_t> not_finite;     // by rank: its payload in an average since take_not_finite
-  Status not_encoded;                  // why an average since then had no ranks
+  bool not_encoded = false;            // an average since then could not be encoded
 
   // Of an update. nothing: no rank took part, so the anchor has not moved.
   void take(std::span<const std::byte> bytes, const OuterOutcome& at, bool nothing);
@@ -201,7 +201,7 @@ class OuterFragment {
   // Buffers of error feedback for the next average with a codec, which begins when those before it
   // have ended: by then each of them has made the other ones current.
   int next_errors_ = 0;
-  Status not_encoded_;  // why the average under way has no ranks
+  bool not_encoded_ = false;  // the average under way
   OuterReport report_;
 };
 

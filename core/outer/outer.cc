@@ -344,8 +344,10 @@ Result<OpRef> Outer::step_behind(OpRef inner, double lr, const CallOptions& opti
   if (inner != nullptr) ops.push_back(inner);
   OuterFragment::Step step = fragment_step(options, &ops);
   step.inner = std::move(inner);
-  Status begun = restored_ ? rejoin(step) : ok_status();
-  if (begun.ok()) begun = begin_step(step);
+  const Status begun = caught([&]() -> Status {
+    if (restored_) SOTTO_TRY(rejoin(step));
+    return begin_step(step);
+  });
   pace_.returned(fragments_, clock.now_ns());  // behind `finish` averages are the driver's as well
   return finish(begun, std::move(ops), options);
 }
@@ -398,9 +400,11 @@ Result<OpRef> Outer::finish(const Status& begun, std::vector<OpRef> ops,
     last.admitted = true;
     last.after = ops;
     in_flight_.store(true, std::memory_order_release);
-    Result<OpRef> op = context_.comm->launch_local(
-        nothing_, [](Run&) {},
-        context_.comm->engine().pool().make<StepHooks>(shared_from_this(), ops), last);
+    Result<OpRef> op = caught([&] {
+      return context_.comm->launch_local(
+          nothing_, [](Run&) {},
+          context_.comm->engine().pool().make<StepHooks>(shared_from_this(), ops), last);
+    });
     if (op.ok()) return op;
     in_flight_.store(false, std::memory_order_release);
     status = op.status();
@@ -427,19 +431,19 @@ void Outer::completed(Status& status) {
   if (consumed) at_.hear(fragments_[updated_last_]->report().messages, &context_.config);
   before_.reset();
   std::set<size_t> who;
-  Status not_encoded;
+  bool encoded = true;
   for (const std::unique_ptr<OuterFragment>& f : fragments_) {
     f->report().take_not_finite(&who);
-    if (!f->report().not_encoded.ok())
-      not_encoded = std::exchange(f->report().not_encoded, ok_status());
+    encoded = !std::exchange(f->report().not_encoded, false) && encoded;
   }
   const bool fails = context_.config.nonfinite == OuterNonfinite::kError;
   const bool refused = !who.empty() && fails;
   if (status.ok() && consumed)
-    not_finite_ = not_encoded.ok() ? static_cast<uint32_t>(who.size())
-                                   : static_cast<uint32_t>(context_.comm->size());
-  if (status.ok() && !not_encoded.ok()) {
-    const std::string text = fmt::format("outer step {}: {}", at_.step, not_encoded.text());
+    not_finite_ = static_cast<uint32_t>(encoded ? who.size() : context_.comm->size());
+  if (status.ok() && !encoded) {
+    const std::string text =
+        fmt::format("outer step {}: codec \"{}\" cannot encode what the ranks have changed",
+                    at_.step, codec_name(context_.config.codec->kind));
     if (fails) status = error(Code::kNonfinite, "{}; nothing was updated", text);
     if (!fails) log(LogLevel::kWarn, "{}; the average has left out all ranks", text);
   }
@@ -485,7 +489,7 @@ Result<OpRef> Outer::flush(const CallOptions& options) {
     const uint64_t since = unsent_steps(context_.config, at_, f, pending);
     sends = sends || since != 0;
     updated_last_ = f;
-    begun = fragments_[f]->flush(since, step);
+    begun = caught([&] { return fragments_[f]->flush(since, step); });
   }
   if (begun.ok()) {
     at_.flushed_at = at_.step;
@@ -503,7 +507,7 @@ Result<OpRef> Outer::swap(const CallOptions& options) {
   const OuterFragment::Step step = fragment_step(options, &ops);
   Status begun;
   for (size_t f = 0; f < fragments_.size() && begun.ok(); ++f)
-    begun = fragments_[f]->swap(step, swapped_);
+    begun = caught([&] { return fragments_[f]->swap(step, swapped_); });
   if (begun.ok()) swapped_ = !swapped_;
   pace_.left();
   return finish(begun, std::move(ops), options);

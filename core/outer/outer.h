@@ -63,6 +63,7 @@ struct OuterSnapshot {
   uint64_t step = 0, flushed_at = 0;
   bool swapped = false;
   std::optional<double> lr;           // of the last inner step, for settings in its units
+  std::optional<double> last_rate;    // of the last one whose rate was not 0 or less, if lr is
   std::optional<OuterTuning> tuning;  // with period "auto"
   std::vector<OuterFragmentState> fragments;
 };

@@ -36,7 +36,10 @@ Result<OuterSnapshot> Outer::snapshot() {
   s.step = at_.step;
   s.flushed_at = at_.flushed_at;
   s.swapped = swapped_;
-  if (uses_lr(context_.config)) s.lr = given_.gamma;
+  if (uses_lr(context_.config)) {
+    s.lr = given_.gamma;
+    if (!(given_.gamma > 0)) s.last_rate = given_.last_rate;
+  }
   s.tuning = at_.tuning(context_.config);
   for (const std::unique_ptr<OuterFragment>& f : fragments_) {
     SOTTO_ASSIGN(OuterFragmentState state, f->snapshot());
@@ -92,7 +95,7 @@ Status Outer::restore(const OuterSnapshot& s, bool own) {
   given_.votes = given_.asks = 0;
   if (s.lr && !given_.sets_lr) {
     given_.gamma = *s.lr;
-    given_.last_rate = std::max(0.0, *s.lr);
+    given_.last_rate = s.last_rate.value_or(std::max(0.0, *s.lr));
   }
   events_ = not_finite_ = 0;
   at_.step = s.step;

@@ -479,7 +479,7 @@ OuterPlan OuterBuilder::update(bool compressed) {
   emit_step(m, true);
   if (moves) b_.copy({array(OuterArray::kLaunchAnchor), 0, anchor.bytes}, before);
   write_copies(commits);
-  if (s_.nonfinite == OuterNonfinite::kSkipRank) {
+  if (s_.nonfinite != OuterNonfinite::kError) {
     emit_merge(m, launch_live(), skips);
     write_copies(skips);
   }

@@ -255,9 +255,11 @@ Status Overlap::ready(std::span<const uint64_t> indices, std::span<const Paramet
   const std::lock_guard lock(mutex_);
   SOTTO_TRY(round_.check_open());
   SOTTO_TRY(round_.marks().claim(indices, round_.number()));
-  Status status = check_places(indices, places);
-  if (status.ok()) status = take_memory(indices, memory);
-  if (status.ok()) status = round_.mark(indices, memory, stream, now_ns());
+  const Status status = caught([&]() -> Status {
+    SOTTO_TRY(check_places(indices, places));
+    SOTTO_TRY(take_memory(indices, memory));
+    return round_.mark(indices, memory, stream, now_ns());
+  });
   if (!status.ok()) give_up(indices);
   return status;
 }
@@ -288,12 +290,10 @@ Status Overlap::unused(std::span<const uint64_t> indices) {
     round = round_.number();
     SOTTO_TRY(round_.marks().claim(all, round_.number()));
     // A step only reads them.
-    Result<std::vector<void*>> found = own_places(all, average_ == nullptr);
-    Status status = found.status();
-    if (status.ok()) {
-      places = found.take();
-      status = take_memory(all, places);
-    }
+    const Status status = caught([&]() -> Status {
+      SOTTO_ASSIGN(places, own_places(all, average_ == nullptr));
+      return take_memory(all, places);
+    });
     if (!status.ok()) {
       give_up(all);
       return status;

@@ -110,6 +110,7 @@ std::vector<std::byte> encode_outer(const OuterSnapshot& s) {
     if (s.tuning) fragment["period"] = f.period;
   }
   if (s.lr) meta["lr"] = *s.lr;
+  if (s.last_rate) meta["last_lr"] = *s.last_rate;
   if (s.tuning) meta["tuning"] = tuning_meta(*s.tuning);
   BlobWriter writer;
   writer.add("meta", std::string_view(dump_text(meta)));
@@ -129,6 +130,9 @@ Result<OuterSnapshot> decode_outer(std::span<const std::byte> bytes) {
   SOTTO_TRY(read_key(meta, "settings", &s.settings));
   if (meta.contains("lr")) {
     SOTTO_TRY(read_key(meta, "lr", &s.lr.emplace()));
+  }
+  if (meta.contains("last_lr")) {
+    SOTTO_TRY(read_key(meta, "last_lr", &s.last_rate.emplace()));
   }
   if (meta.contains("tuning")) {
     SOTTO_ASSIGN(s.tuning, read_tuning(meta["tuning"]));

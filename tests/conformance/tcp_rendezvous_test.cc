@@ -117,7 +117,9 @@ TEST(TcpRendezvous, AStrangerAtTheOnlyAddress) {
     EXPECT_THAT(status.text(),
                 AllOf(HasSubstr(fmt::format("rank 1: rendezvous with 127.0.0.1:{}: from 127.0.0.1",
                                             stranger.port()))));
-    if (addresses.size() > 1) EXPECT_THAT(status.text(), HasSubstr("Connection refused"));
+    if (addresses.size() > 1) {
+      EXPECT_THAT(status.text(), HasSubstr("Connection refused"));
+    }
   }
 }
 

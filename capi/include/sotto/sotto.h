@@ -1443,8 +1443,8 @@ SOTTO_API sotto_status sotto_outer_set_params(sotto_outer* outer, const sotto_bu
  * with the launch and the others with later calls, and what is called in between waits for one
  * slice, not for the average. All ranks make these and other collective calls in the same order.
  * A rank whose parameters are not finite is left out of the average ("nonfinite": "skip_rank"), or
- * ends the step with NONFINITE on all ranks, where nothing is updated ("error"). An average that the
- * codec cannot encode (a change beyond fp16) leaves out all ranks, with a warning.
+ * ends the step with NONFINITE on all ranks, where nothing is updated ("error"). An average that
+ * the codec cannot encode (a change beyond fp16) leaves out all ranks, with a warning.
  *   outer  [in]
  *   call   [in]  may be NULL; reduce and codec must be zero
  *   out_op [out] owned by the caller: sotto_op_release; may be NULL: the call waits for completion.
