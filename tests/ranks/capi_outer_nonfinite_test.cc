@@ -303,6 +303,28 @@ TEST(CapiOuterNonfinite, StatesGoOnBehindWhatACodecCannotEncode) {
   expect_states(kOnebit, 2);
 }
 
+// Whatever its parameters: what the average was left without is the anchor for all.
+TEST(CapiOuterNonfinite, WhatPassesAndCannotBeEncodedMerges) {
+  for (const Coded& coded :
+       {Coded{R"("fp16")", kBeyondFp16}, Coded{R"("onebit")", kNan}, Coded{R"("int8")", kNan}}) {
+    SCOPED_TRACE(coded.codec);
+    const std::string json = coded_json("0", coded.codec, R"(, "nonfinite": "pass")");
+    EXPECT_EQ(run_world(2, {},
+                        [&](Member& self) {
+                          OuterModel model;
+                          sotto_outer* outer = new_outer(self, json, model);
+                          OK(round_with(outer, model, self.rank, coded.bad));
+                          same(model.read(), 1, "the anchor");
+                          expect_round(outer, 1, 2, 0);
+                          OK(round_with(outer, model, self.rank, 0));
+                          require(std::abs(model.read() - 2) < 0.02f, "the next average");
+                          expect_round(outer, 2, 0, 0);
+                          OK(sotto_outer_destroy(outer));
+                        }),
+              "");
+  }
+}
+
 // ---- First inner steps ----
 
 // Of the second average: its unit, and what parameters become. bad: ranks whose first inner step of
