@@ -20,6 +20,7 @@ from .accelerator import get_accelerator
 from .client import ClientOptimizer
 from .config import Settings
 from .loader import DeepSpeedDataLoader, sampler_of
+from .loss_factor import LossFactor
 from .members import member, refuse, value_at
 from .recording import Recording
 from .saving import Saving
@@ -87,7 +88,7 @@ class Engine(Saving, Recording, torch.nn.Module):
         self._step_applied = False
         self._boundary: bool | None = None  # what set_gradient_accumulation_boundary() said
         self._taken = 0  # micro-batches of the next update that the library has
-        self._scaled_loss = False  # whether scale() was called since gradients were cleared
+        self._loss_factor = LossFactor(module, lambda: self._factor(scale_wrt_gas=True))
         self._compiled = False
         self.inside_no_sync_ctxt = False
         self.scale_wrt_gas: bool | None = None
@@ -261,7 +262,7 @@ class Engine(Saving, Recording, torch.nn.Module):
             )
         factor = self._factor(scale_wrt_gas)
         self._start_overlap()
-        self._scaled_loss = True
+        self._loss_factor.multiplied()
         return loss.float() * factor if factor != 1.0 else loss
 
     def _start_overlap(self) -> None:
@@ -272,24 +273,8 @@ class Engine(Saving, Recording, torch.nn.Module):
         self._overlap._may_begin = lambda: (
             self.is_gradient_accumulation_boundary()
             and not self.inside_no_sync_ctxt
-            and not self._lacks_scale()
+            and not self._loss_factor.is_missing()
         )
-
-    def _lacks_scale(self) -> bool:
-        """Whether gradients would be divided by what their loss was not multiplied with."""
-        return not self._scaled_loss and self._factor(scale_wrt_gas=True) != 1.0
-
-    def _check_scale(self) -> None:
-        """Errors: InvalidStateError (the program has called backward() of a loss itself)."""
-        if not self._lacks_scale():
-            return
-        if any(p.grad is not None and bool(p.grad.any()) for p in self.module.parameters()):
-            factor = self._factor(scale_wrt_gas=True)
-            raise InvalidStateError(
-                f"step(): there are gradients of a loss that was not multiplied with {factor:g}, "
-                "for the loss scale or gradient_accumulation_steps: call engine.backward(loss) or "
-                "engine.scale(loss).backward() in place of loss.backward()"
-            )
 
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
         """Takes the micro-batch; at a boundary averages over ranks and updates. Collective.
@@ -302,7 +287,7 @@ class Engine(Saving, Recording, torch.nn.Module):
         optimizer = self._need_optimizer("step()")
         if self.inside_no_sync_ctxt:
             raise InvalidStateError("step() inside no_sync(): leave the block first")
-        self._check_scale()
+        self._loss_factor.check()
         self._step_applied = False
         boundary = self.is_gradient_accumulation_boundary()
         with self._timed("step"):
@@ -382,7 +367,7 @@ class Engine(Saving, Recording, torch.nn.Module):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients of all parameters."""
-        self._scaled_loss = False
+        self._loss_factor.cleared()
         self.module.zero_grad(set_to_none)
 
     def compile(

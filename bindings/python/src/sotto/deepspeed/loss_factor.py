@@ -1,0 +1,63 @@
+"""Whether the loss of a program was multiplied with what an engine's step() divides by."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..errors import InvalidStateError
+
+
+class LossFactor:
+    """The factor of loss scale and gradient_accumulation_steps, of one engine.
+
+    A program that calls backward() of a loss itself leaves it out. Gradients that a program has
+    written by hand, without a forward pass, are taken as they are.
+    """
+
+    def __init__(self, module: torch.nn.Module, factor: Callable[[], float]) -> None:
+        """factor: of now; asked where the answer matters, since a step may be in flight."""
+        self._module, self._factor = module, factor
+        # Since gradients were cleared: whether a loss had the factor; None: no forward pass was.
+        self._multiplied: bool | None = None
+        # The module lives longer than the engine, and may get another one.
+        mine = weakref.ref(self)
+
+        def begins(*_: Any) -> None:
+            if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+                return
+            if (loss_factor := mine()) is not None:
+                loss_factor.forward_begins()
+
+        module.register_forward_pre_hook(begins)
+
+    def forward_begins(self) -> None:
+        """A forward pass whose gradients are recorded."""
+        self._multiplied = self._multiplied or False
+
+    def multiplied(self) -> None:
+        """A loss has it."""
+        self._multiplied = True
+
+    def cleared(self) -> None:
+        """Gradients are zeros or None."""
+        self._multiplied = None
+
+    def is_missing(self) -> bool:
+        """Whether gradients would be divided by what their loss was not multiplied with."""
+        return self._multiplied is False and self._factor() != 1.0
+
+    def check(self) -> None:
+        """Errors: InvalidStateError (the program has called backward() of a loss itself)."""
+        if self.is_missing() and any(
+            p.grad is not None and bool(p.grad.any()) for p in self._module.parameters()
+        ):
+            raise InvalidStateError(
+                f"step(): there are gradients of a loss that was not multiplied with "
+                f"{self._factor():g}, "
+                "for the loss scale or gradient_accumulation_steps: call engine.backward(loss) or "
+                "engine.scale(loss).backward() in place of loss.backward()"
+            )
