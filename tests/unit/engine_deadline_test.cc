@@ -203,7 +203,7 @@ TEST_F(EngineDeadline, ComesAfterTheLimitAndNotBefore) {
   EXPECT_EQ(op->status().code(), Code::kTimeout);
   EXPECT_EQ(op->status().text(),
             "rank 0: " + name_of({1, 1}) + " " + describe(OpSignature{.kind = OpKind::kAllGather}) +
-                " made no progress for 5.0 s (limit 5.0 s); waiting for rank 1 (1 messages from "
+                " made no progress for 5.0 s (limit 5.0 s); waiting for rank 1 (1 message from "
                 "it, 1 to it, last heard from 10 ms ago)");
   EXPECT_EQ(channel_->cause().rank, 1);
   EXPECT_EQ(channel_->cause().reporter, 0);

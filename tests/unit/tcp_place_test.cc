@@ -68,14 +68,14 @@ INSTANTIATE_TEST_SUITE_P(, AdvertiseRefused,
 
 Endpoint at(const char* address) { return {asio::ip::make_address(address), 80}; }
 
-// Of several addresses of a name: 192.0.2.0/24 is on no machine.
+// Of several addresses of a name: 240.0.0.0/4 is reserved, and on no machine.
 TEST(OwnEndpoint, IsTheOneThatThisMachineHas) {
-  EXPECT_EQ(own_endpoint({at("192.0.2.1"), at("127.0.0.1")}), at("127.0.0.1"));
-  EXPECT_EQ(own_endpoint({at("192.0.2.1"), at("192.0.2.2")}), at("192.0.2.1"));
+  EXPECT_EQ(own_endpoint({at("240.0.0.1"), at("127.0.0.1")}), at("127.0.0.1"));
+  EXPECT_EQ(own_endpoint({at("240.0.0.1"), at("240.0.0.2")}), at("240.0.0.1"));
   EXPECT_EQ(own_endpoint({at("127.0.1.1"), at("127.0.0.1")}), at("127.0.1.1"));
   const ListenPlace any = listen_place("any").take();
   const Endpoint reached(any.published.front(), 80);  // loopback if there is nothing else
-  EXPECT_EQ(own_endpoint({at("192.0.2.1"), at("127.0.0.1"), reached}),
+  EXPECT_EQ(own_endpoint({at("240.0.0.1"), at("127.0.0.1"), reached}),
             reached.address().is_loopback() ? at("127.0.0.1") : reached);
 }
 
