@@ -28,6 +28,16 @@ constexpr std::string_view kUnsafe[] = {"cudaMalloc",
 
 thread_local cudaStreamCaptureMode t_mode = cudaStreamCaptureModeGlobal;
 
+struct UserObject {
+  void* user;
+  cudaHostFn_t destroy;
+};
+
+void give_back(UserObject* object) {
+  const std::unique_ptr<UserObject> last(object);
+  last->destroy(last->user);
+}
+
 // A graph and what is instantiated from it have the same handles here.
 cudaGraph_t graph_of(cudaGraphExec_t exec) { return reinterpret_cast<cudaGraph_t>(exec); }
 
@@ -109,17 +119,25 @@ cudaGraph_t Captures::add(std::shared_ptr<Graph> graph) {
   return handle;
 }
 
+cudaGraph_t Captures::graph_of(uint32_t stream) {
+  Quiet quiet;
+  std::lock_guard lock(mutex_);
+  const auto it = captures_.find(stream);
+  return it == captures_.end() ? nullptr : reinterpret_cast<cudaGraph_t>(it->second.graph.get());
+}
+
 std::shared_ptr<Graph> Captures::graph(cudaGraph_t handle, const char* call) {
   Quiet quiet;
   std::lock_guard lock(mutex_);
-  const auto it = graphs_.find(handle);
-  if (it == graphs_.end())
-    misuse(std::string(call) + ": a graph that was never made or has been destroyed");
-  return it->second;
+  if (const auto it = graphs_.find(handle); it != graphs_.end()) return it->second;
+  for (const auto& [stream, capture] : captures_) {
+    if (reinterpret_cast<cudaGraph_t>(capture.graph.get()) == handle) return capture.graph;
+  }
+  misuse(std::string(call) + ": a graph that was never made or has been destroyed");
 }
 
 void Captures::remove(cudaGraph_t handle, const char* call) {
-  graph(handle, call);
+  const std::shared_ptr<Graph> last = graph(handle, call);  // given back without the lock
   Quiet quiet;
   std::lock_guard lock(mutex_);
   graphs_.erase(handle);
@@ -159,6 +177,49 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
   return cudaSuccess;
 }
 
+#if CUDART_VERSION >= 13000
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
+                                     unsigned long long*, cudaGraph_t* graph,
+                                     const cudaGraphNode_t**, const cudaGraphEdgeData**, size_t*) {
+#else
+cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t stream, cudaStreamCaptureStatus* status,
+                                        unsigned long long*, cudaGraph_t* graph,
+                                        const cudaGraphNode_t**, size_t*) {
+#endif
+  FAKE_CUDA_BEGIN();
+  const uint32_t number = state().stream(stream, __func__)->number();
+  *status = captures().status(number);
+  if (graph != nullptr) *graph = captures().graph_of(number);
+  return cudaSuccess;
+}
+
+cudaError_t cudaUserObjectCreate(cudaUserObject_t* object, void* user, cudaHostFn_t destroy,
+                                 unsigned references, unsigned flags) {
+  FAKE_CUDA_BEGIN();
+  if (references != 1 || flags != cudaUserObjectNoDestructorSync)
+    return note(cudaErrorInvalidValue);
+  *object = reinterpret_cast<cudaUserObject_t>(new UserObject{user, destroy});
+  return cudaSuccess;
+}
+
+cudaError_t cudaUserObjectRelease(cudaUserObject_t object, unsigned) {
+  const cudaError_t begun = state().begin_call(__func__);
+  give_back(reinterpret_cast<UserObject*>(object));
+  return note(begun);
+}
+
+cudaError_t cudaGraphRetainUserObject(cudaGraph_t graph, cudaUserObject_t object, unsigned count,
+                                      unsigned flags) {
+  FAKE_CUDA_BEGIN();
+  if (count != 1 || flags != cudaGraphUserObjectMove)
+    misuse("cudaGraphRetainUserObject of what the caller keeps too is not modelled");
+  captures()
+      .graph(graph, __func__)
+      ->user_objects.emplace_back(reinterpret_cast<UserObject*>(object),
+                                  [](UserObject* last) { give_back(last); });
+  return cudaSuccess;
+}
+
 // Cannot fail, and is no call of the model.
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
   state().make_context(current_device());
@@ -175,7 +236,9 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsig
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
   FAKE_CUDA_BEGIN();
   const auto s = state().stream(stream, __func__);
-  for (const Job& job : captures().graph(graph_of(exec), __func__)->jobs) state().submit(s, job);
+  const std::shared_ptr<Graph> graph = captures().graph(graph_of(exec), __func__);
+  for (size_t i = 0; i < graph->jobs.size(); ++i)
+    state().submit(s, [graph, i] { graph->jobs[i](); });
   return cudaSuccess;
 }
 

@@ -19,6 +19,8 @@ namespace sotto::fake_cuda {
 
 struct Graph {
   std::vector<Job> jobs;
+  // Given back with the graph, what was instantiated from it and the last launch of that.
+  std::vector<std::shared_ptr<void>> user_objects;
 };
 
 class Captures {
@@ -35,7 +37,10 @@ class Captures {
   // refused; it spoils them.
   bool forbid(const char* call);
 
+  // What the stream is captured into; null: it is not.
+  cudaGraph_t graph_of(uint32_t stream);
   cudaGraph_t add(std::shared_ptr<Graph> graph);
+  // Also one that is being captured.
   std::shared_ptr<Graph> graph(cudaGraph_t handle, const char* call);
   void remove(cudaGraph_t handle, const char* call);
   uint64_t live();

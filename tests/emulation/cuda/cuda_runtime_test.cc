@@ -57,6 +57,42 @@ TEST_F(FakeCuda, WithoutADeviceTheCountIsAnError) {
   EXPECT_EQ(cudaGetDeviceCount(&n), cudaErrorNoDevice);
 }
 
+TEST_F(FakeCuda, GraphsKeepUserObjects) {
+  const auto s = stream();
+  std::atomic<int> destroyed{0};
+  const auto destroy = [](void* user) { ++*static_cast<std::atomic<int>*>(user); };
+  CUDA_OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  cudaGraph_t graph = nullptr;
+#if CUDART_VERSION >= 13000
+  CUDA_OK(cudaStreamGetCaptureInfo(s, &status, nullptr, &graph));
+#else
+  CUDA_OK(cudaStreamGetCaptureInfo_v2(s, &status, nullptr, &graph));
+#endif
+  EXPECT_EQ(status, cudaStreamCaptureStatusActive);
+  cudaUserObject_t object = nullptr;
+  CUDA_OK(cudaUserObjectCreate(&object, &destroyed, destroy, 1, cudaUserObjectNoDestructorSync));
+  CUDA_OK(cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove));
+  std::atomic<bool> go{false};
+  CUDA_OK(cudaLaunchHostFunc(
+      s,
+      [](void* user) {
+        while (!*static_cast<std::atomic<bool>*>(user)) std::this_thread::yield();
+      },
+      &go));
+  CUDA_OK(cudaStreamEndCapture(s, &graph));
+  cudaGraphExec_t exec = nullptr;
+  CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
+  CUDA_OK(cudaGraphDestroy(graph));
+  CUDA_OK(cudaGraphLaunch(exec, s));
+  CUDA_OK(cudaGraphExecDestroy(exec));
+  EXPECT_EQ(destroyed, 0);  // the launch has it
+  go = true;
+  CUDA_OK(cudaStreamSynchronize(s));
+  while (destroyed == 0) std::this_thread::yield();
+  CUDA_OK(cudaStreamDestroy(s));
+}
+
 TEST_F(FakeCuda, FreshMemoryIsNaN) {
   float* a = floats(kN);
   cudaStream_t s = stream();

@@ -392,6 +392,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t handle) {
   if (comm->under_way > 0) misuse("ncclCommDestroy: the communicator is in progress");
   if (comm->worker.joinable()) comm->worker.join();
   comm->wait_pending();
+  comm->wait_graphs();
   wait_for_device();
   if (comm->link != nullptr) comm->link->leave(comm->id, comm->world, false);
   forget_captured(*comm);
@@ -407,6 +408,7 @@ ncclResult_t ncclCommAbort(ncclComm_t handle) {
   if (comm->worker.joinable()) comm->worker.join();
   if (comm->link != nullptr) comm->link->wake();
   comm->wait_pending();
+  comm->wait_graphs();
   wait_for_device();
   if (comm->link != nullptr) comm->link->leave(comm->id, comm->world, true);
   comm->link.reset();  // what graphs have of it does nothing any more
@@ -420,8 +422,18 @@ ncclResult_t ncclCommFinalize(ncclComm_t handle) {
   const Use use(comm, __func__);
   comm->wait_pending();
   comm->finalized = true;
-  if (comm->blocking || !g_finalize_hangs) return ncclSuccess;
+  if (comm->blocking) {
+    comm->wait_graphs();
+    return ncclSuccess;
+  }
+  if (!g_finalize_hangs && comm->graphs == 0) return ncclSuccess;
   ++comm->under_way;
+  if (g_finalize_hangs) return ncclInProgress;
+  if (comm->worker.joinable()) comm->worker.join();
+  comm->worker = std::thread([c = comm.get()] {
+    c->wait_graphs();
+    --c->under_way;
+  });
   return ncclInProgress;
 }
 

@@ -102,6 +102,35 @@ void execute(void* user) {
   for (const Operation& o : job->operations) --o.comm->pending;
 }
 
+// A graph with an operation has been destroyed.
+void leave_graph(void* user) {
+  const std::unique_ptr<CommRef> comm(static_cast<CommRef*>(user));
+  --(*comm)->graphs;
+}
+
+cudaError_t keep_in_graph(const CommRef& comm, cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  cudaGraph_t graph = nullptr;
+#if CUDART_VERSION >= 13000
+  cudaError_t kept = cudaStreamGetCaptureInfo(stream, &status, nullptr, &graph);
+#else
+  cudaError_t kept = cudaStreamGetCaptureInfo_v2(stream, &status, nullptr, &graph);
+#endif
+  if (kept != cudaSuccess) return kept;
+  ++comm->graphs;
+  auto user = std::make_unique<CommRef>(comm);
+  cudaUserObject_t object = nullptr;
+  kept = cudaUserObjectCreate(&object, user.get(), leave_graph, 1, cudaUserObjectNoDestructorSync);
+  if (kept != cudaSuccess) {
+    --comm->graphs;
+    return kept;
+  }
+  (void)user.release();
+  kept = cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove);
+  if (kept != cudaSuccess) (void)cudaUserObjectRelease(object, 1);
+  return kept;
+}
+
 ncclResult_t queue_jobs(std::vector<Operation> operations) {
   std::vector<cudaStream_t> order;
   std::map<cudaStream_t, std::unique_ptr<Job>> jobs;
@@ -121,6 +150,8 @@ ncclResult_t queue_jobs(std::vector<Operation> operations) {
     cudaError_t queued = cudaStreamIsCapturing(stream, &capture);
     const bool captured = job->captured = capture != cudaStreamCaptureStatusNone;
     if (queued == cudaSuccess) queued = cudaLaunchHostFunc(stream, execute, job.get());
+    if (queued == cudaSuccess && captured)
+      queued = keep_in_graph(job->operations.front().comm, stream);
     if (queued != cudaSuccess) {
       for (const Operation& o : job->operations) {
         --o.comm->pending;
@@ -232,6 +263,10 @@ void Comm::wait_pending() const {
   // After an error of the device nothing executes any more.
   for (int current = 0; pending > 0 && cudaGetDevice(&current) == cudaSuccess;)
     std::this_thread::sleep_for(std::chrono::microseconds(100));
+}
+
+void Comm::wait_graphs() const {
+  while (graphs > 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
 }
 
 ncclResult_t connect(Comm& comm) {

@@ -54,6 +54,7 @@ struct Comm {
   std::atomic<int> under_way{0};        // initialisation, launches: ncclInProgress
   std::atomic<bool> linked{false};      // `link` is not written any more
   std::atomic<int> pending{0};          // operations not yet executed
+  std::atomic<int> graphs{0};           // that have operations of it
   std::atomic<bool> aborted{false};
   std::atomic<bool> finalized{false};
   std::atomic<bool> in_call{false};
@@ -69,6 +70,7 @@ struct Comm {
   // Makes those that do not exist; returns when the peers have made them too, or it fails.
   ncclResult_t connect(const std::vector<PairConnection>& wanted);
   void wait_pending() const;
+  void wait_graphs() const;
 };
 using CommRef = fake_cuda::Ref<Comm>;
 

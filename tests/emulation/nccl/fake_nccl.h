@@ -9,6 +9,9 @@
 // A group is queued when each connection between two ranks that it is the first to use is made,
 // which takes both of them: until then the communicator is in progress, or the call blocks.
 //
+// Communicators end, also by an abort, when all graphs that have operations of them are destroyed.
+// Until then those that do not block are in progress behind ncclCommFinalize.
+//
 // What it does that NCCL would do silently or not at all: illegal use ends the process with a text
 // (several threads on one communicator, unbalanced groups, buffers that are not the device's or are
 // freed before the operation has executed, streams of another device, communicators that are

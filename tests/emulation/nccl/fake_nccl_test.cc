@@ -8,6 +8,7 @@
 #include <cstring>
 #include <numeric>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/emulation/cuda/fake_cuda.h"
@@ -420,7 +421,9 @@ class FakeNcclDeathTest : public testing::Test {
     ASSERT_EQ(cudaMalloc(&buffer, 400), cudaSuccess);
   }
   void TearDown() override {
-    EXPECT_EQ(ncclCommDestroy(comm), ncclSuccess);
+    if (comm != nullptr) {
+      EXPECT_EQ(ncclCommDestroy(comm), ncclSuccess);
+    }
     EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
     EXPECT_EQ(cudaFree(buffer), cudaSuccess);
   }
@@ -499,6 +502,30 @@ TEST(FakeNccl, OldVersionsLackWhatCameLater) {
   EXPECT_NE(one.output(0).find("ncclMemAlloc is called, but NCCL 21805 has no such function"),
             std::string::npos)
       << one.output(0);
+}
+
+TEST_F(FakeNcclDeathTest, MemoryIsFreedInTheOrderOfItsStream) {
+  fake_cuda::hold();
+  ASSERT_EQ(all_reduce(100), ncclSuccess);
+  ASSERT_EQ(cudaFreeAsync(std::exchange(buffer, nullptr), stream), cudaSuccess);
+  fake_cuda::resume();
+  EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+}
+
+// NCCL polls until all graphs with its plans are destroyed, also in an abort.
+TEST_F(FakeNcclDeathTest, GraphsKeepCommunicatorsFromEnding) {
+  const uint64_t live = fake_nccl_live_comms();
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  ASSERT_EQ(all_reduce(100), ncclSuccess);
+  cudaGraph_t graph = nullptr;
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  std::thread end([this] { EXPECT_EQ(ncclCommAbort(comm), ncclSuccess); });
+  std::this_thread::sleep_for(50ms);
+  EXPECT_EQ(fake_nccl_live_comms(), live);
+  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  end.join();
+  comm = nullptr;
+  EXPECT_EQ(fake_nccl_live_comms(), live - 1);
 }
 
 TEST_F(FakeNcclDeathTest, AnyCallCanFail) {
