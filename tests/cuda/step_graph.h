@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <functional>
+#include <utility>
 
 #include "tests/cuda/device_memory.h"
 
@@ -37,6 +38,8 @@ class StepGraph {
   sotto_status record(sotto_optim* optim) {
     return record([&](const auto* call, auto* op) { return sotto_optim_step(optim, call, op); });
   }
+  // The graph is the caller's to destroy.
+  cudaGraphExec_t take() { return std::exchange(exec_, nullptr); }
   sotto_op* op() const { return op_; }
   void launch() { CUDA_OK(cudaGraphLaunch(exec_, stream_)); }
   // Once replayed.

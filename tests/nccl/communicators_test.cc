@@ -245,7 +245,7 @@ TEST(NcclCommunicatorEnd, ThatTakesTooLongIsLeftBehind) {
   Lines log;
   BusyDevice device;
   {
-    nccl::CommunicatorEnd end(check(nccl::load("")), comm, 0, std::chrono::milliseconds(30));
+    nccl::CommunicatorEnd end(check(nccl::load("")), comm, 0, {}, std::chrono::milliseconds(30));
     end.abort();
     EXPECT_FALSE(end.over());
   }
@@ -256,6 +256,45 @@ TEST(NcclCommunicatorEnd, ThatTakesTooLongIsLeftBehind) {
                         NcclRank::in(60'000'000));
   EXPECT_EQ(fake_nccl_live_comms(), live + 1);
   rank.abort();
+}
+
+// In order or by an abort, it is over when the graph is destroyed, and not waited for.
+TEST(NcclCommunicatorEnd, IsLeftToGraphs) {
+  for (const bool aborts : {false, true}) {
+    ControlRoom room(1);
+    NcclRank rank(room, 0);
+    const uint64_t live = fake_nccl_live_comms();
+    ncclComm_t comm = nullptr;
+    ASSERT_EQ(ncclCommInitRank(&comm, 1, new_id(), 0), ncclSuccess);
+    cudaStream_t stream = nullptr;
+    void* memory = nullptr;
+    ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    ASSERT_EQ(cudaMalloc(&memory, 4), cudaSuccess);
+    const nccl::LiveGraphs graphs;
+    cudaGraph_t graph = nullptr;
+    ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    EXPECT_TRUE(graphs.add(stream).ok());
+    EXPECT_EQ(ncclAllReduce(memory, memory, 1, ncclFloat32, ncclSum, comm, stream), ncclSuccess);
+    ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    Lines log;
+    const auto begun = std::chrono::steady_clock::now();
+    {
+      nccl::CommunicatorEnd end(check(nccl::load("")), comm, 0, graphs);
+      aborts ? end.abort() : end.begin();
+      EXPECT_TRUE(end.left_to_graphs());
+      EXPECT_FALSE(end.over());
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - begun, nccl::CommunicatorEnd::kLimit / 2);
+    EXPECT_THAT(log.all, ElementsAre());
+    EXPECT_EQ(fake_nccl_live_comms(), live + 1);
+    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+    rank.driver.run_until([&] { return fake_nccl_live_comms() == live; }, NcclRank::in(60'000'000));
+    EXPECT_EQ(fake_nccl_live_comms(), live);
+    EXPECT_FALSE(graphs.any());
+    EXPECT_EQ(cudaFree(memory), cudaSuccess);
+    EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+    rank.abort();
+  }
 }
 
 }  // namespace

@@ -192,7 +192,7 @@ Status Communicator::check() const {
 }
 
 CommunicatorEnd& Communicator::give_up_handle() {
-  end_ = std::make_unique<CommunicatorEnd>(api_, std::exchange(comm_, nullptr), device_);
+  end_ = std::make_unique<CommunicatorEnd>(api_, std::exchange(comm_, nullptr), device_, graphs_);
   return *end_;
 }
 
@@ -213,6 +213,8 @@ void Communicator::end() {
   }
 }
 
-bool Communicator::ended() const { return !open() && (end_ == nullptr || end_->over()); }
+bool Communicator::over() const { return !open() && (end_ == nullptr || end_->over()); }
+
+bool Communicator::ended() const { return over() || (end_ != nullptr && end_->left_to_graphs()); }
 
 }  // namespace sotto::nccl

@@ -14,6 +14,7 @@
 #include "core/iface/rendezvous.h"
 #include "transports/nccl/api.h"
 #include "transports/nccl/communicator_end.h"
+#include "transports/nccl/live_graphs.h"
 #include "transports/nccl/nccl_options.h"
 
 namespace sotto::nccl {
@@ -46,6 +47,8 @@ class Communicator {
   int32_t rank() const { return rank_; }
   int32_t size() const { return size_; }
   bool open() const { return comm_ != nullptr; }
+  // Those that have calls of it.
+  const LiveGraphs& graphs() const { return graphs_; }
 
   // The state of a call that NCCL may carry on in the background: IN_PROGRESS, OK or the error.
   Status state(const char* call) const;
@@ -58,6 +61,9 @@ class Communicator {
   // Begins the orderly end, in which all ranks of a machine take part. A lent communicator stays.
   void end();
   // Whether what has begun is over. The handle was invalid from the start.
+  bool over() const;
+  // Or left to graphs: the device need not have executed what was queued, and NCCL may still queue
+  // what it had in progress.
   bool ended() const;
 
  private:
@@ -71,6 +77,7 @@ class Communicator {
   const std::shared_ptr<const Api> api_;
   const bool adopted_;
   const int32_t rank_, size_;
+  const LiveGraphs graphs_;
   ncclComm_t comm_ = nullptr;
   int device_ = 0;
   std::unique_ptr<CommunicatorEnd> end_;  // null: it has not begun, or it is the caller's

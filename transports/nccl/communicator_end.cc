@@ -19,20 +19,29 @@ void warn(const Status& status, const char* consequence) {
 }  // namespace
 
 CommunicatorEnd::CommunicatorEnd(std::shared_ptr<const Api> api, ncclComm_t comm, int device,
-                                 std::chrono::milliseconds limit)
-    : state_(new State{std::move(api), comm, device}), limit_(limit) {}
+                                 LiveGraphs graphs, std::chrono::milliseconds limit)
+    : state_(new State{std::move(api), comm, device, std::move(graphs)}), limit_(limit) {}
 
 CommunicatorEnd::~CommunicatorEnd() {
   if (!thread_.joinable()) return;
-  while (!over() && std::chrono::steady_clock::now() < left_behind_at_)
+  bool left = left_to_graphs();
+  for (; !over() && !left && std::chrono::steady_clock::now() < left_behind_at_;
+       left = left_to_graphs())
     std::this_thread::sleep_for(kPause);
   if (over()) {
     thread_.join();
     return;
   }
-  log(LogLevel::kError,
-      "nccl: a communicator on cuda:{} has not ended after {} ms and is left behind",
-      state_->device, limit_.count());
+  if (left) {
+    log(LogLevel::kInfo,
+        "nccl: a communicator on cuda:{} ends when the CUDA graphs with its operations are "
+        "destroyed",
+        state_->device);
+  } else {
+    log(LogLevel::kError,
+        "nccl: a communicator on cuda:{} has not ended after {} ms and is left behind",
+        state_->device, limit_.count());
+  }
   thread_.detach();
 }
 
@@ -41,7 +50,10 @@ void CommunicatorEnd::begin() {
 }
 
 void CommunicatorEnd::abort() {
-  if (!state_->abort.exchange(true)) left_behind_at_ = std::chrono::steady_clock::now() + limit_;
+  if (!state_->abort.exchange(true)) {
+    left_behind_at_ = std::chrono::steady_clock::now() + limit_;
+    state_->graphs.wake();
+  }
   begin();
 }
 
@@ -50,13 +62,18 @@ void CommunicatorEnd::start() {
   try {
     thread_ = std::thread([state = state_] { run(*state); });
   } catch (const std::system_error&) {  // there are no more threads
-    run(*state_);
+    if (!state_->graphs.any()) return run(*state_);
+    log(LogLevel::kError,
+        "nccl: there is no thread to end a communicator on cuda:{} when the CUDA graphs with its "
+        "operations are destroyed; it is left behind",
+        state_->device);
   }
 }
 
 void CommunicatorEnd::run(State& state) noexcept {
   const Api& api = *state.api;
   const OnDevice on(state.device);
+  state.graphs.wait_for_none(state.abort);
   if (!state.abort && finalize(state)) {
     warn(api.status(api.CommDestroy(state.comm), "ncclCommDestroy", nullptr), "");
   } else {

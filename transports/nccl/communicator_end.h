@@ -3,6 +3,9 @@
 // drives. So the end has a thread of its own, as long as it takes. Several at once are what NCCL's
 // groups of aborts are since version 2.22: one may wait for what another one ends.
 //
+// While graphs have calls of the communicator NCCL cannot end it. Then the thread is left to wait
+// for that, and nobody waits for the thread.
+//
 // Threads: one at a time.
 #pragma once
 
@@ -12,6 +15,7 @@
 #include <thread>
 
 #include "transports/nccl/api.h"
+#include "transports/nccl/live_graphs.h"
 
 namespace sotto::nccl {
 
@@ -21,9 +25,10 @@ class CommunicatorEnd {
   static constexpr std::chrono::milliseconds kLimit{10'000};
 
   // The communicator is the end's, which has not begun. `limit`: as kLimit.
-  CommunicatorEnd(std::shared_ptr<const Api> api, ncclComm_t comm, int device,
+  CommunicatorEnd(std::shared_ptr<const Api> api, ncclComm_t comm, int device, LiveGraphs graphs,
                   std::chrono::milliseconds limit = kLimit);
-  // Waits until it is over, if it has begun, but no longer than the limit after abort().
+  // Waits until it is over or left to graphs, if it has begun, but no longer than the limit after
+  // abort().
   ~CommunicatorEnd();
   CommunicatorEnd(const CommunicatorEnd&) = delete;
   CommunicatorEnd& operator=(const CommunicatorEnd&) = delete;
@@ -34,6 +39,8 @@ class CommunicatorEnd {
   void abort();
   // The handle is invalid.
   bool over() const { return state_->over.load(std::memory_order_acquire); }
+  // Graphs keep it from being over. An abort tells the device at once nevertheless.
+  bool left_to_graphs() const { return !over() && state_->graphs.any(); }
 
  private:
   // Of the thread too, which may live longer.
@@ -41,6 +48,7 @@ class CommunicatorEnd {
     std::shared_ptr<const Api> api;
     ncclComm_t comm;
     int device;
+    LiveGraphs graphs;
     std::atomic<bool> abort{false};
     std::atomic<bool> over{false};
   };

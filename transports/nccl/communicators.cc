@@ -53,6 +53,8 @@ void Communicators::abort() {
   for (Communicator* communicator : every()) communicator->abort();
 }
 
+bool Communicators::over() const { return std::ranges::all_of(every(), &Communicator::over); }
+
 bool Communicators::ended(const Clock& clock) {
   const auto left =
       std::ranges::count_if(every(), [](const Communicator* c) { return !c->ended(); });

@@ -39,7 +39,9 @@ class Communicators {
   void end(Deadline deadline);
   // Begins to abort all of them, also those that are ending.
   void abort();
-  // Whether what has begun is over; to be asked again until it is.
+  // Whether what has begun is over.
+  bool over() const;
+  // Or left to graphs, as Communicator has it; to be asked again until it is.
   bool ended(const Clock& clock);
 
  private:

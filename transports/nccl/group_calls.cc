@@ -72,6 +72,14 @@ Result<GroupCalls::Native> GroupCalls::native(const Transfer& t, Staging& stagin
   return Native{&call, in, out};
 }
 
+Status GroupCalls::stay_in_graph(std::span<const PeerHeader> headers, cudaStream_t captured) const {
+  const Communicator& all = communicators_.all();
+  if (!headers.empty() || !messages_.empty() || natives_on_ == &all)
+    SOTTO_TRY(all.graphs().add(captured));
+  if (natives_on_ == nullptr || natives_on_ == &all) return ok_status();
+  return natives_on_->graphs().add(captured);
+}
+
 Status GroupCalls::queue(std::span<const PeerHeader> headers, cudaStream_t stream) {
   constexpr char kCall[] = "ncclGroupEnd";
   const Communicator& all = communicators_.all();

@@ -23,6 +23,8 @@ class GroupCalls {
   // a group are of one comm.
   Status add(const Transfer& transfer, Staging& staging, bool captured);
 
+  // The stream is being captured: communicators of the calls end after the graph.
+  Status stay_in_graph(std::span<const PeerHeader> headers, cudaStream_t captured) const;
   // Nothing is queued yet.
   bool fresh() const { return stage_ == Stage::kNew; }
   // Queues on the stream as far as NCCL is ready for it. IN_PROGRESS: it is to be called again.

@@ -23,6 +23,7 @@ void MessageGroup::begin(cudaStream_t stream, bool reports, const OpDescriptor* 
   transfers_.clear();
   calls_.clear();
   queued_ = false;
+  in_progress_ = false;
   executing_ = false;
 }
 
@@ -52,7 +53,12 @@ Status MessageGroup::launch(cudaEvent_t after) {
   // What is captured cannot wait for what is not; NCCL itself orders launches of graphs with it.
   if (calls_.fresh() && after != nullptr && captured_ == nullptr)
     SOTTO_TRY(cuda_status(cudaStreamWaitEvent(stream_, after, 0), "cudaStreamWaitEvent"));
-  SOTTO_TRY(calls_.queue(headers_.all(), stream_));
+  if (calls_.fresh() && captured_ != nullptr)
+    SOTTO_TRY(calls_.stay_in_graph(headers_.all(), stream_));
+  const Status status = calls_.queue(headers_.all(), stream_);
+  if (status.code() == Code::kInProgress) in_progress_ = true;
+  SOTTO_TRY(status);
+  in_progress_ = false;
   // Not before: until then NCCL may have put nothing on the stream.
   if (captured_ == nullptr)
     SOTTO_TRY(cuda_status(cudaEventRecord(event_, stream_), "cudaEventRecord"));
@@ -61,6 +67,9 @@ Status MessageGroup::launch(cudaEvent_t after) {
 }
 
 bool MessageGroup::working() const {
+  // NCCL's thread may still put it on the stream, or into the graph. Its end is nowhere to be seen
+  // but in that of the communicator: an error that NCCL reports meanwhile may be another one.
+  if (in_progress_ && !communicators_.over()) return true;
   if (captured_ != nullptr) return false;  // it executes nothing
   return (queued_ ? cudaEventQuery(event_) : cudaStreamQuery(stream_)) == cudaErrorNotReady;
 }

@@ -33,7 +33,7 @@ class MessageGroup {
   // Queues the group behind `after`, which may be null. IN_PROGRESS: it is to be called again.
   Status launch(cudaEvent_t after);
   bool queued() const { return queued_; }
-  // Whether the device may still access the memory of the group.
+  // Whether the device or NCCL may still access the memory of the group.
   bool working() const;
   // The engine may use the messages again.
   void forget_transfers() { transfers_.clear(); }
@@ -73,6 +73,7 @@ class MessageGroup {
   std::vector<Transfer*> transfers_;
   cudaEvent_t event_ = nullptr;
   bool queued_ = false;
+  bool in_progress_ = false;  // NCCL queues it, from a thread of its own
   bool executing_ = false;
 };
 
