@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import InvalidArgumentError
-from . import files, imported
+from . import files, imported, kept
 from .client import ClientOptimizer
 from .schedule import ConfigSchedule
 
@@ -155,9 +155,11 @@ class Saving:
         of rank 0 alone.
 
         tag: None: what "latest" names; where there is none, a warning and (None, None).
-        load_optimizer_states False, or load_module_only: the optimizer starts anew.
+        load_optimizer_states False, or load_module_only: the optimizer goes on with the moments and
+        step number that it has; outer steps, and 0/1 Adam with a frozen variance, start anew.
         Micro-batches of the next update are dropped.
-        load_lr_scheduler_states False: the schedule does; the next update has the saved rate still.
+        load_lr_scheduler_states False: the schedule goes on from where this engine's is; with the
+        optimizer's states the next update has the saved rate still.
         custom_load_fn: called as custom_load_fn(src=state_dict, dst=module) in place of
         load_state_dict(). Returns the file's path and client_state. Errors: OSError,
         InvalidArgumentError (another model or optimizer; exact states of another number of ranks),
@@ -185,16 +187,20 @@ class Saving:
                 state.update(files.read(rank_file))
             self.load_module_state_dict(state, load_module_strict, custom_load_fn)
 
+        if self._taken and not whole:
+            kept.drop_micro_batches(self.optimizer)
+            self._drop_micro_batches()
         files.together(self.comm, "reading the checkpoint", load)
         self._drop_micro_batches()
         if whole:
+            schedule = None if load_lr_scheduler_states else self.lr_scheduler
+            mine = schedule if isinstance(schedule, ConfigSchedule) else None
+            position = -1 if mine is None else mine.last_batch_iteration
             self._load_optimizer(state)
-            if not load_lr_scheduler_states and isinstance(self.lr_scheduler, ConfigSchedule):
-                self.lr_scheduler.restart()
+            if mine is not None:
+                mine.go_on_behind(position)
         elif self.optimizer is not None:
-            self.optimizer.close()
-            if isinstance(self.optimizer, ClientOptimizer):
-                self.optimizer.refresh_fp32_params()
+            kept.follow(self.optimizer)
         if not load_module_only:
             self._restore(state, load_lr_scheduler_states)
         if imported.is_deepspeeds(state):

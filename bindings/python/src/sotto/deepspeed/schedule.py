@@ -50,6 +50,6 @@ class ConfigSchedule:
         if iteration != self.last_batch_iteration:
             self.optimizer.continue_schedule(iteration)
 
-    def restart(self) -> None:
-        """From the beginning, behind the next update. Collective."""
-        self.optimizer.continue_schedule(-1)
+    def go_on_behind(self, iteration: int) -> None:
+        """From `iteration` on, behind the next update, which keeps its rate. Collective."""
+        self.optimizer.continue_schedule(iteration)
