@@ -270,10 +270,15 @@ Status OuterFragment::boundary(const Step& step) {
   return ok_status();
 }
 
-bool OuterFragment::take_back() {
+OuterFragment::Made OuterFragment::take_back() {
   for (; !before_.empty(); before_.pop_back()) {
     Before& before = before_.back();
-    if (before.update != nullptr && before.update->status().ok()) return false;
+    if (before.update != nullptr && before.update->status().ok()) {
+      const bool sent = launches_ != before_.front().launches;
+      return {true, before.last ? OuterFlushed::kConsumed
+                    : sent      ? OuterFlushed::kSent
+                                : OuterFlushed::kNothing};
+    }
     if (before.swapped) swap_sent(arrays_, plans_.shape());
     if (pending_ && pending_->reduction != nullptr) {
       pending_->slices.let_all_go(context_.comm->engine(), pending_->reduction);
@@ -284,7 +289,7 @@ bool OuterFragment::take_back() {
     next_errors_ = compressed_.current();
     last_.reset();
   }
-  return true;
+  return {};
 }
 
 Status OuterFragment::begin(const OuterEvents& events, const Step& step) {
@@ -314,26 +319,32 @@ Status OuterFragment::begin(const OuterEvents& events, const Step& step) {
 }
 
 // Nothing was launched beside it. Ranks that have gone their own ways come together (section 5).
-Status OuterFragment::last_update(const Step& step) {
-  before_.push_back({pending_, launches_});
-  if (plans_.shape().two_payloads()) before_.back().swapped = swap_sent(arrays_, plans_.shape());
-  SOTTO_ASSIGN(OpRef stepped, update_or_hold(true, step));
+Status OuterFragment::last_update(bool made, const Step& step) {
+  std::vector<OpRef> after;
+  if (!made) {
+    before_.push_back({pending_, launches_});
+    before_.back().last = true;
+    if (plans_.shape().two_payloads()) before_.back().swapped = swap_sent(arrays_, plans_.shape());
+    SOTTO_ASSIGN(OpRef stepped, update_or_hold(true, step));
+    after.push_back(std::move(stepped));
+  }
   const OuterRuleConfig& rule = context_.config.rule;
   if (!plans_.shape().two_payloads() || rule.beta == 0 || rule.kind == OuterRule::kNone ||
       plans_.shape().alone())
     return ok_status();
   SOTTO_ASSIGN(OpRef agreed, collective(FragmentOp::kAgree, step, false, step.options.priority,
-                                        {std::move(stepped)}));
+                                        std::move(after)));
   step.ops->push_back(std::move(agreed));
   return ok_status();
 }
 
-Status OuterFragment::flush(uint64_t since, const Step& step) {
+Status OuterFragment::flush(uint64_t since, OuterFlushed made, const Step& step) {
+  if (made != OuterFlushed::kNothing) return last_update(made == OuterFlushed::kConsumed, step);
   const uint64_t delay = context_.config.schedule.delay;
   const bool both = delay == 0 || delay == context_.config.schedule.period;
   if (since != 0 && !both && pending_) SOTTO_TRY(begin({.consumes = true}, step));
   if (since != 0) SOTTO_TRY(begin({.launches = true, .consumes = both}, step));
-  return last_update(step);
+  return last_update(false, step);
 }
 
 std::optional<OuterFragment::Consumed> OuterFragment::take_consumed() {

@@ -52,12 +52,20 @@ struct OuterReport {
 // An average between its launch and its consumption, in a state.
 enum class OuterPending : uint8_t { kNone = 0, kDelivered = 1, kUndelivered = 2 };
 
+// What a flush that has failed has made of a fragment.
+enum class OuterFlushed : uint8_t {
+  kNothing = 0,  // or consumed what had been launched before
+  kSent = 1,     // launched what was left
+  kConsumed = 2  // everything, but for the agreement of ranks
+};
+
 // Everything that a fragment of one rank keeps across steps.
 struct OuterFragmentState {
   uint64_t launches = 0, consumed = 0;
   OuterPending pending = OuterPending::kNone;
   bool compressed = false;                                  // the pending one
   uint64_t period = 0;                                      // of its round; 0: the only one
+  OuterFlushed flushed = OuterFlushed::kNothing;            // behind the last inner step
   std::array<std::vector<std::byte>, kOuterArrays> arrays;  // empty: there is none
   std::vector<float> live;                                  // the tensors one after the other
   std::optional<ErrorFeedback> residual;
@@ -93,8 +101,8 @@ class OuterFragment {
   // caller waits for. After an error those in step.ops are still in flight.
   Status begin(const OuterEvents& events, const Step& step);
   // Sends what the last `since` inner steps have changed, consumes everything; live parameters
-  // become the anchor, whatever the merge.
-  Status flush(uint64_t since, const Step& step);
+  // become the anchor, whatever the merge. made: by a flush before, of the same step.
+  Status flush(uint64_t since, OuterFlushed made, const Step& step);
   // The anchor becomes the live parameters.
   Status start(const Step& step);
   // Live parameters and anchor change places; back: they have their own again.
@@ -106,9 +114,13 @@ class OuterFragment {
 
   // What a call of begin or flush has changed can be taken back until this.
   void settled() { before_.clear(); }
-  // The operations of these calls have ended, with a failure: what was not done is taken back.
-  // False: an update was made.
-  bool take_back();
+  // What stays of calls of begin or flush that have failed.
+  struct Made {
+    bool update = false;
+    OuterFlushed flush = OuterFlushed::kNothing;
+  };
+  // Their operations have ended: what was not done is taken back.
+  Made take_back();
 
   // An average has been launched, and not been consumed.
   bool under_way() const { return pending_.has_value(); }
@@ -168,6 +180,7 @@ class OuterFragment {
     uint64_t launches = 0;
     bool swapped = false;    // the part has swapped the payloads
     OpRef update = nullptr;  // or hold
+    bool last = false;       // of a flush
   };
 
   OuterFragment(const OuterContext& context, std::vector<uint32_t> tensors);
@@ -182,7 +195,7 @@ class OuterFragment {
   Result<OpRef> update(FragmentOp full, FragmentOp coded, const Step& step);
   Result<OpRef> update_or_hold(bool last, const Step& step);
   Status boundary(const Step& step);
-  Status last_update(const Step& step);
+  Status last_update(bool made, const Step& step);
   bool compresses_next() const {
     return plans_.shape().codes() && launches_ >= context_.config.dense_rounds;
   }

@@ -67,6 +67,7 @@ Status check_by_hand(const OuterConfig& config) {
 // What is done between a launch and a merge that resets is dropped by that merge.
 uint64_t unsent_steps(const OuterConfig& config, const OuterProgress& at, size_t fragment,
                       bool pending) {
+  if (at.flushed(fragment) != OuterFlushed::kNothing) return 0;
   const uint64_t of_all = at.step - std::max(at.flushed_at, at.rounds.synchronous);
   const uint64_t since_launch = at.rounds.since_launch(at.step, fragment);
   if (since_launch >= of_all) return of_all;  // nothing was launched
@@ -411,6 +412,12 @@ Result<OpRef> Outer::finish(const Status& begun, std::vector<OpRef> ops,
   }
   // What was started uses the caller's memory.
   for (const OpRef& op : ops) (void)context_.comm->engine().wait(op, -1);
+  const auto made = [](const OpRef& op) { return op->status().ok(); };
+  if (begun.ok() && !ops.empty() && std::ranges::all_of(ops, made)) {
+    completed(status = ok_status());
+    if (status.ok()) return ops.back();
+    return status;
+  }
   take_back();
   skipped_ = ok_status();
   return status;
@@ -418,9 +425,13 @@ Result<OpRef> Outer::finish(const Status& begun, std::vector<OpRef> ops,
 
 void Outer::take_back() {
   if (!before_) return;
-  bool made = false;
-  for (const std::unique_ptr<OuterFragment>& f : fragments_) made = !f->take_back() || made;
-  if (!made) at_ = *before_;
+  bool updated = false;
+  for (size_t f = 0; f < fragments_.size(); ++f) {
+    const OuterFragment::Made made = fragments_[f]->take_back();
+    updated = updated || made.update;
+    if (made.flush != OuterFlushed::kNothing) at_.flushes[f] = {at_.step, made.flush};
+  }
+  if (!updated) at_ = *before_;
   at_.flushed_at = before_->flushed_at;
   before_.reset();
 }
@@ -489,7 +500,7 @@ Result<OpRef> Outer::flush(const CallOptions& options) {
     const uint64_t since = unsent_steps(context_.config, at_, f, pending);
     sends = sends || since != 0;
     updated_last_ = f;
-    begun = caught([&] { return fragments_[f]->flush(since, step); });
+    begun = caught([&] { return fragments_[f]->flush(since, at_.flushed(f), step); });
   }
   if (begun.ok()) {
     at_.flushed_at = at_.step;

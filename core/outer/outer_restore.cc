@@ -45,6 +45,7 @@ Result<OuterSnapshot> Outer::snapshot() {
     SOTTO_ASSIGN(OuterFragmentState state, f->snapshot());
     // Memory of its own for what is swapped stays; behind the second swap it says nothing.
     if (!swapped_) state.arrays[static_cast<size_t>(OuterArray::kSwapped)].clear();
+    state.flushed = at_.flushed(s.fragments.size());
     s.fragments.push_back(std::move(state));
   }
   return s;
@@ -90,6 +91,7 @@ Status Outer::restore(const OuterSnapshot& s, bool own) {
     fragments_[f]->await();
     SOTTO_TRY(fragments_[f]->restore(s.fragments[f], how));
     fragments_[f]->report().forget();
+    at_.flushes[f] = {s.step, s.fragments[f].flushed};
   }
   // What was told and asked for belongs to steps that are no more.
   given_.votes = given_.asks = 0;

@@ -517,18 +517,27 @@ OuterPlan OuterBuilder::inner_sum() {
   return std::move(out_);
 }
 
+// Nothing is written before both averages are there: one that fails can be made again.
 OuterPlan OuterBuilder::agreement() {
-  for (const OuterArray which : {OuterArray::kAnchor, OuterArray::kMomentum}) {
-    emit_sum(b_, x_, array(which), array(OuterArray::kResult), x_.sizes.segment_bytes);
+  const std::pair<OuterArray, uint32_t> averages[] = {
+      {OuterArray::kAnchor, array(OuterArray::kResult)},
+      {OuterArray::kMomentum, b_.scratch(x_.bytes_of(OuterArray::kMomentum))}};
+  for (const auto& [which, sum] : averages)
+    emit_sum(b_, x_, array(which), sum, x_.sizes.segment_bytes);
+  const uint32_t yes = kCommit, word = b_.scratch(4);
+  b_.copy({word, 0, 4}, {b_.constant(std::as_bytes(std::span(&yes, 1))), 0, 4});
+  b_.set_verdict(b_.host(4), word);
+  const KernelOptions commits = StepOperands::committing(word);
+  for (const auto& [which, sum] : averages) {
     b_.kernel<kernels::Convert>(
-        {.x = list(parts_of(OuterArray::kResult), Access::kRead, 32),
+        {.x = list(add_parts(b_, layout_, sum), Access::kRead, 32),
          .y = list(parts_of(which), Access::kWrite, 32)},
-        pieces_, ConvertArgs{Dtype::kF32, Dtype::kF32, static_cast<float>(1.0 / x_.size)});
+        pieces_, ConvertArgs{Dtype::kF32, Dtype::kF32, static_cast<float>(1.0 / x_.size)}, commits);
   }
   b_.kernel<kernels::Unpack>(
       {.flat = flat_of(OuterArray::kAnchor, Access::kRead), .tensors = live()}, to_tensors(),
-      PackArgs{0, 4});
-  write_copies({});
+      PackArgs{0, 4}, commits);
+  write_copies(commits);
   out_.plan = b_.take();
   return std::move(out_);
 }

@@ -20,6 +20,7 @@ uint32_t averages_in_flight(const OuterFragmentList& fragments) {
 OuterProgress OuterProgress::start(OuterConfig* config, uint64_t fragments) {
   OuterSchedule& s = config->schedule;
   OuterProgress at;
+  at.flushes.resize(fragments);
   if (s.automatic) {
     s = s.with_period(measuring_period(*config));
     at.tuner.begin(s.synchronous_steps());

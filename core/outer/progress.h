@@ -27,11 +27,21 @@ struct OuterTuning {
 
 struct OuterProgress {
   uint64_t step = 0, flushed_at = 0;  // inner steps
+  struct Flushed {
+    uint64_t step = 0;
+    OuterFlushed made = OuterFlushed::kNothing;
+  };
+  std::vector<Flushed> flushes;  // by fragment: of the last one that has failed
   OuterRounds rounds;
   PeriodTuner tuner;
 
   // Of a new optimizer, whose configuration has period and delay then.
   static OuterProgress start(OuterConfig* config, uint64_t fragments);
+  // What flushes have made of a fragment since the last inner step.
+  OuterFlushed flushed(size_t fragment) const {
+    const Flushed& last = flushes[fragment];
+    return last.step == step ? last.made : OuterFlushed::kNothing;
+  }
   // Behind a step that has consumed an average: what follows from what ranks have told with it.
   void hear(std::span<const OuterMessage> messages, OuterConfig* config);
 

@@ -205,15 +205,15 @@ class Lowering {
   // end if there is none.
   size_t decision() const {
     const uint32_t word = in_.decision.word;
-    const auto decides = [&](const KernelStep& kernel) {
-      return std::ranges::any_of(kernel.operands, [&](const OperandRef& op) {
-        return op.slot == word && op.access != Access::kRead;
-      });
+    const auto writes_word = [&](const OperandRef& op) {
+      return op.slot == word && op.access != Access::kRead;
     };
     size_t step = in_.steps.size();
     while (word != kNoSlot && step-- > 0) {
-      const KernelStep* const kernel = in_.steps[step].kernel();
-      if (kernel != nullptr && decides(*kernel)) return step;
+      const Step& s = in_.steps[step];
+      if (s.copy() != nullptr && s.copy()->destination.slot == word) return step;
+      if (s.kernel() != nullptr && std::ranges::any_of(s.kernel()->operands, writes_word))
+        return step;
     }
     return in_.steps.size();
   }

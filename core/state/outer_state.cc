@@ -53,6 +53,7 @@ StateJson fragment_meta(const OuterFragmentState& f) {
                  {"consumed", f.consumed},
                  {"pending", static_cast<uint64_t>(f.pending)},
                  {"compressed", f.compressed}};
+  if (f.flushed != OuterFlushed::kNothing) meta["flushed"] = static_cast<uint64_t>(f.flushed);
   if (f.residual) meta["residual"] = residual_meta(*f.residual);
   return meta;
 }
@@ -70,12 +71,16 @@ void add_fragment(size_t i, const OuterFragmentState& f, BlobWriter* writer) {
 Result<OuterFragmentState> read_fragment(const BlobReader& reader, const StateJson& meta,
                                          size_t i) {
   OuterFragmentState f;
-  uint64_t pending = 0;
+  uint64_t pending = 0, flushed = 0;
   SOTTO_TRY(read_key(meta, "launches", &f.launches));
   SOTTO_TRY(read_key(meta, "consumed", &f.consumed));
   SOTTO_TRY(read_key(meta, "pending", &pending));
   SOTTO_TRY(read_key(meta, "compressed", &f.compressed));
   if (meta.contains("period")) SOTTO_TRY(read_key(meta, "period", &f.period));
+  if (meta.contains("flushed")) SOTTO_TRY(read_key(meta, "flushed", &flushed));
+  if (flushed > static_cast<uint64_t>(OuterFlushed::kConsumed))
+    return invalid_argument("the state's description has no valid \"flushed\"");
+  f.flushed = static_cast<OuterFlushed>(flushed);
   if (pending > static_cast<uint64_t>(OuterPending::kUndelivered))
     return invalid_argument("the state's description has no valid \"pending\"");
   f.pending = static_cast<OuterPending>(pending);

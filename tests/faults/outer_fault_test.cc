@@ -3,8 +3,9 @@
 // before the step that failed, whatever message was the last, and closing waits for nothing. States
 // that are exported then, all of one step, go on to what there would have been without the fault,
 // bit for bit, or, where a codec's average has come to some ranks alone, alike on all ranks; ranks
-// refuse those of different steps. At every message of launches, flights and consumptions, and
-// while ranks launch, on ranks that are threads; outer_kill_test.cc has ranks that are processes.
+// refuse those of different steps. A flush that fails may have been made in part: the next one
+// makes the rest. At every message of launches, flights and consumptions, and while ranks launch,
+// on ranks that are threads; outer_kill_test.cc has ranks that are processes.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -104,12 +105,8 @@ class Model {
       }
     }
   }
-  Status step(int64_t timeout_us) {
-    CallOptions options;
-    options.timeout_us = timeout_us;
-    const Result<OpRef> op = outer_->step(options);
-    return op.ok() ? outer_->comm()->engine().wait(*op, -1) : op.status();
-  }
+  Status step(int64_t timeout_us) { return ended(outer_->step(within(timeout_us))); }
+  Status flush(int64_t timeout_us) { return ended(outer_->flush(within(timeout_us))); }
   Result<Hashes> hashes() const {
     Hashes h;
     for (const auto& live : live_) h.live = mixed(h.live, live);
@@ -123,6 +120,14 @@ class Model {
   Outer& outer() { return *outer_; }
 
  private:
+  static CallOptions within(int64_t timeout_us) {
+    CallOptions options;
+    options.timeout_us = timeout_us;
+    return options;
+  }
+  Status ended(const Result<OpRef>& op) {
+    return op.ok() ? outer_->comm()->engine().wait(*op, -1) : op.status();
+  }
   static uint64_t mixed(uint64_t hash, const std::vector<float>& values) {
     const uint64_t both[] = {hash, hash64(values.data(), values.size() * sizeof(float))};
     return hash64(both, sizeof both);
@@ -180,8 +185,11 @@ Status train(const std::shared_ptr<Comm>& comm, const Kind& kind, const MakeStep
   return ok_status();
 }
 
+// What is disturbed: steps, or a flush behind the first of them.
+enum class Call : uint8_t { kStep, kFlush };
+
 std::vector<Outcome> run(const Kind& kind, const std::string& transport, int size,
-                         const Disturbance& d) {
+                         const Disturbance& d, Call call = Call::kStep) {
   std::vector<Outcome> outcomes(static_cast<size_t>(size));
   std::vector<std::shared_ptr<FaultState>> states(static_cast<size_t>(size));
   WorldOptions world;
@@ -201,13 +209,22 @@ std::vector<Outcome> run(const Kind& kind, const std::string& transport, int siz
     const auto rank = static_cast<size_t>(comm->rank());
     FaultState& state = *states[rank];
     uint64_t first = 0;
-    const auto step = [&](Model* model, uint64_t k) {
-      if (k == kBefore) {
-        all_there.arrive_and_wait();
-        state.origin = first = state.sends;
+    const auto begin = [&] {
+      all_there.arrive_and_wait();
+      state.origin = first = state.sends;
+    };
+    const auto end = [&] { outcomes[rank].sends = state.sends - first; };
+    const auto step = [&](Model* model, uint64_t k) -> Status {
+      if (k == kBefore && call == Call::kFlush) {
+        SOTTO_TRY(model->step(d.timeout_us));
+        begin();
+        const Status made = model->flush(d.timeout_us);
+        end();
+        return made;
       }
+      if (k == kBefore) begin();
       const Status made = model->step(d.timeout_us);
-      if (k + 1 == kBefore + kDisturbed) outcomes[rank].sends = state.sends - first;
+      if (k + 1 == kBefore + kDisturbed && call == Call::kStep) end();
       return made;
     };
     return train(comm, kind, step, &outcomes[rank]);
@@ -332,10 +349,14 @@ struct Restart {
     const bool codec = std::string_view(kind.json).find("codec") != std::string_view::npos;
     const OuterSnapshot& first = *failed[0].state;
     for (const Outcome& o : failed) {
-      same_step = same_step && o.state->step == first.step;
+      same_step =
+          same_step && o.state->step == first.step && o.state->flushed_at == first.flushed_at;
       for (size_t f = 0; f < first.fragments.size(); ++f) {
         const OuterFragmentState &mine = o.state->fragments[f], &other = first.fragments[f];
-        same_step = same_step && mine.launches == other.launches;
+        const auto none = [](const OuterFragmentState& s) {
+          return s.pending == OuterPending::kNone;
+        };
+        same_step = same_step && mine.launches == other.launches && none(mine) == none(other);
         // Of an average that has not come to all ranks: what encoders have put into error feedback
         // is taken back up to its rounding, and where it has come it stays.
         const bool whole =
@@ -348,9 +369,9 @@ struct Restart {
   bool exact = true;  // error feedback has the bits of all ranks' last average
 };
 
-// The step that failed, then those behind it. end: what that comes to.
+// The call that failed, then the steps behind it. end: what that comes to.
 Status resume(const std::shared_ptr<Comm>& comm, const Kind& kind, const Outcome& whole,
-              const Outcome& failed, const Restart& restart, Hashes* end) {
+              const Outcome& failed, const Restart& restart, Call call, Hashes* end) {
   Model model(comm->rank());
   SOTTO_TRY(model.create(comm, kind));
   SOTTO_TRY(model.outer().restore(*failed.state));
@@ -358,7 +379,8 @@ Status resume(const std::shared_ptr<Comm>& comm, const Kind& kind, const Outcome
   if (!restart.same_step) return refuses(&model);
   for (uint64_t k = first; k < kSteps; ++k) {
     if (k != first) model.train(k);
-    SOTTO_TRY(model.step(20'000'000));
+    const bool flushes = k == kBefore && call == Call::kFlush;
+    SOTTO_TRY(flushes ? model.flush(20'000'000) : model.step(20'000'000));
     SOTTO_ASSIGN(*end, model.hashes());
     if (restart.exact && *end != whole.after[k])
       return error(Code::kInternal, "resumed in step {}: step {} differs", first, k);
@@ -368,7 +390,7 @@ Status resume(const std::shared_ptr<Comm>& comm, const Kind& kind, const Outcome
 
 // Returns whether they went on.
 bool expect_resumes(const Kind& kind, const std::vector<Outcome>& whole,
-                    const std::vector<Outcome>& failed) {
+                    const std::vector<Outcome>& failed, Call call = Call::kStep) {
   WorldOptions world;
   world.size = static_cast<int32_t>(whole.size());
   world.params.segment_bytes = 8 * 1024;
@@ -376,7 +398,7 @@ bool expect_resumes(const Kind& kind, const std::vector<Outcome>& whole,
   std::vector<Hashes> ends(failed.size());
   const Status status = run_world(world, [&](const std::shared_ptr<Comm>& comm) -> Status {
     const auto rank = static_cast<size_t>(comm->rank());
-    return resume(comm, kind, whole[rank], failed[rank], restart, &ends[rank]);
+    return resume(comm, kind, whole[rank], failed[rank], restart, call, &ends[rank]);
   });
   EXPECT_TRUE(status.ok()) << status.text();
   for (const Hashes& h : ends) {
@@ -390,27 +412,29 @@ class OuterAtEveryMessage : public testing::TestWithParam<Kind> {
  protected:
   // Every `stride`th of the disturbances that there are.
   static void expect(const std::string& transport, int size, FaultKind fault, int64_t timeout_us,
-                     uint64_t stride) {
+                     uint64_t stride, Call call = Call::kStep) {
     const Kind& kind = GetParam();
-    const std::vector<Outcome> whole = run(kind, transport, size, {});
+    const std::vector<Outcome> whole = run(kind, transport, size, {}, call);
     for (const Outcome& rank : whole) ASSERT_TRUE(rank.status.ok()) << rank.status.text();
     uint64_t number = 0, resumed = 0;
     for (int rank = 0; rank < size; ++rank) {
       const uint64_t sends = whole[static_cast<size_t>(rank)].sends;
+      // A merge that resets drops steps between a launch and its end: there is nothing to flush.
+      if (call == Call::kFlush && sends == 0) continue;
       ASSERT_GT(sends, 0u);
       for (uint64_t send = 0; send < sends; ++send) {
         if (number++ % stride != stride / 2) continue;
         SCOPED_TRACE(fmt::format("{} over {}, {} ranks: send {} of {} of rank {}", kind.name,
                                  transport, size, send, sends, rank));
         const std::vector<Outcome> got =
-            run(kind, transport, size, {rank, fault, send, timeout_us});
-        for (size_t r = 0; r < got.size(); ++r) {
+            run(kind, transport, size, {rank, fault, send, timeout_us}, call);
+        for (size_t r = 0; r < got.size() && call == Call::kStep; ++r) {
           SCOPED_TRACE(fmt::format("rank {}", r));
           expect_nothing_between(whole[r], got[r]);
         }
         expect_one_cause(got, fault == FaultKind::kDrop ? Code::kTimeout : Code::kPeerLost);
         if (HasFailure()) return;
-        resumed += expect_resumes(kind, whole, got) ? 1 : 0;
+        resumed += expect_resumes(kind, whole, got, call) ? 1 : 0;
         if (HasFailure()) return;
       }
     }
@@ -421,6 +445,11 @@ class OuterAtEveryMessage : public testing::TestWithParam<Kind> {
 TEST_P(OuterAtEveryMessage, ALostPeer) {
   for (const int size : {2, 3})
     expect("inproc", size, FaultKind::kLosePeer, 20'000'000, kSanitized ? 7 : 1);
+}
+
+TEST_P(OuterAtEveryMessage, ALostPeerInAFlush) {
+  for (const int size : {2, 3})
+    expect("inproc", size, FaultKind::kLosePeer, 20'000'000, kSanitized ? 5 : 1, Call::kFlush);
 }
 
 TEST_P(OuterAtEveryMessage, ALostPeerOverTcp) {

@@ -1130,8 +1130,8 @@ SOTTO_API sotto_status sotto_optim_accumulate(sotto_optim* optim, const sotto_ca
  *              scheduler "scheduler_iteration", the updates that it counts as done less one.
  *              Bias corrections are those of the betas in force
  *   group [in] group index, or -1: all groups; loss_scale, scheduler_iteration: -1
- *   value [in] >= 0 and finite; betas: < 1; momentum, loss_scale: > 0; min_coeff <= max_coeff;
- *              scheduler_iteration: whole, -1 is the start
+ *   value [in] >= 0 and finite; betas: < 1; momentum: > 0; loss_scale: 1e-37 to 1e38;
+ *              min_coeff <= max_coeff; scheduler_iteration: whole, -1 is the start
  * Threads: one per handle. Blocks: no. Errors: INVALID_ARGUMENT (unknown name, group or value),
  * BUSY (step in flight), INVALID_STATE (eps; loss_scale with micro-batches; fork). Nothing changes
  * on error. Since: 0.1, names but "lr", "weight_decay", "loss_scale": 0.2 */
@@ -1458,8 +1458,8 @@ SOTTO_API sotto_status sotto_outer_step(sotto_outer* outer, const sotto_call* ca
                                         sotto_op** out_op);
 
 /* Averages what was not averaged yet and consumes everything: live parameters become the anchor,
- * whatever the merge. For the end of a training. A second call does nothing. Where lr_normalised
- * divides by a learning rate that has become 0 it takes the last one that was not. Collective.
+ * whatever the merge. For the end of a training. A second call does nothing; if the group failed,
+ * it makes the rest, behind an import. lr_normalised takes the last rate above 0. Collective.
  *   outer  [in]
  *   call   [in]  may be NULL; reduce and codec must be zero
  *   out_op [out] as for sotto_outer_step
