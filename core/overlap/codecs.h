@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -20,6 +21,8 @@ struct OverlapSnapshot {
   std::vector<std::vector<uint32_t>> buckets;  // gradients of each
   ErrorFeedback errors;                        // of all buckets, one after the other
   std::vector<uint32_t> observed;  // the order of the next round's buckets; empty: as it is
+  // Whether rounds still look at orders; nothing: orders are not observed, or the state is of 0.1.
+  std::optional<bool> observes;
 };
 
 class OverlapCodecs {

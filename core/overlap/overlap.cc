@@ -441,6 +441,7 @@ Result<OverlapSnapshot> Overlap::snapshot() const {
   SOTTO_ASSIGN(AverageRounds * average, errors());
   SOTTO_ASSIGN(OverlapSnapshot snapshot, average->snapshot());
   snapshot.observed = observed_;
+  if (config_.order == OverlapOrder::kObserved) snapshot.observes = observes_;
   return snapshot;
 }
 
@@ -465,13 +466,18 @@ Status Overlap::restore(const OverlapSnapshot& snapshot, bool with_errors) {
   if (!snapshot.observed.empty() && !is_order(snapshot.observed, tensors_.size()))
     return invalid_argument("the order that the state has observed does not have each of {} once",
                             counted(tensors_.size(), "gradient"));
-  if (std::ranges::equal(buckets_, snapshot.buckets, alike)) {
+  const bool same = std::ranges::equal(buckets_, snapshot.buckets, alike);
+  const bool observes = snapshot.observes.value_or(same && observes_);
+  if (same) {
     SOTTO_TRY(average->restore(snapshot));
   } else {
     SOTTO_ASSIGN(std::vector<OverlapBucket> buckets, buckets_of(tensors_, snapshot.buckets));
     SOTTO_TRY(average->restore_with(buckets, snapshot));
     adopt(std::move(buckets));
   }
+  if (observes != observes_ || !same) SOTTO_TRY(average->use(buckets_, observes));
+  const std::lock_guard lock(mutex_);
+  observes_ = observes;
   observed_ = snapshot.observed;
   return ok_status();
 }

@@ -11,6 +11,7 @@ namespace {
 std::vector<std::byte> encode(const OverlapSnapshot& s, StateMode mode) {
   StateJson meta{{"kind", "overlap"}, {"type", "overlap"}, {"mode", mode_name(mode)}};
   meta["residual"] = residual_meta(s.errors);
+  if (s.observes) meta["observes"] = *s.observes;
   std::vector<uint64_t> sizes;
   std::vector<uint32_t> gradients;
   for (const std::vector<uint32_t>& bucket : s.buckets) {
@@ -68,6 +69,9 @@ Status import_state(Overlap& overlap, StateMode mode, std::span<const std::byte>
   SOTTO_ASSIGN(s.errors, read_residual(reader, meta));
   SOTTO_ASSIGN(s.counts, reader.values<uint64_t>("counts"));
   SOTTO_TRY(read_buckets(reader, &s));
+  if (meta.contains("observes")) {
+    SOTTO_TRY(read_key(meta, "observes", &s.observes.emplace()));
+  }
   if (reader.has("observed_order")) {
     SOTTO_ASSIGN(s.observed, reader.values<uint32_t>("observed_order"));
   }
