@@ -94,13 +94,15 @@ struct SchedulerConfig {
 
 // Loss scaling; unused unless enabled.
 struct Fp16Config {
+  // Scales are float32, and so is what gradients are multiplied with: 1 / scale.
+  static constexpr double kSmallestScale = 1e-37, kLargestScale = 1e38;
   bool enabled = false;
-  double loss_scale = 0.0;            // > 0: static, at most 1e38; 0: dynamic
+  double loss_scale = 0.0;            // > 0: static; 0: dynamic
   uint64_t initial_scale_power = 16;  // dynamic: the first scale is 2^k
   uint64_t loss_scale_window = 1000;  // updates without overflow before the scale doubles
   uint64_t hysteresis = 2;            // not used, as the following
   bool consecutive_hysteresis = false;
-  double min_loss_scale = 1.0;  // > 0; halving stops here
+  double min_loss_scale = 1.0;  // halving stops here
   bool auto_cast = false;
 };
 

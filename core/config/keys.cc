@@ -18,8 +18,7 @@ using enum Disposition;
 constexpr uint32_t kAll = ~0u;
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-constexpr double kLargestLossScale = 1e38;  // in the range of a float
-constexpr double kLargestFloat = 1e38;      // likewise
+constexpr double kLargestFloat = 1e38;  // in the range of a float
 
 constexpr NumberRange kNoRange{-kInf, kInf};
 constexpr NumberRange kNotNegative{0, kInf};
@@ -30,6 +29,7 @@ constexpr NumberRange kCount{0, kMaxInt};
 constexpr NumberRange kAtLeastOne{1, kMaxInt};
 constexpr NumberRange kClosedUnit{0, 1};
 constexpr NumberRange kFactor{1, kInf};
+constexpr NumberRange kScale{Fp16Config::kSmallestScale, Fp16Config::kLargestScale};
 
 template <class Has>
 consteval uint32_t types_that(Has has) {
@@ -107,7 +107,7 @@ constexpr KeySpec kTable[] = {
     {kTop, "communication_data_type", kAll, kText, true, kNoRange, kDtypes, kActs,
      "type of full-precision averages on the wire; compressed steps do not use it"},
     {kTop, "prescale_gradients", kAll, kBool, false, kNoRange, "", kActs, "gradients are divided before they are summed"},
-    {kTop, "gradient_predivide_factor", kAll, kNumber, false, kPositive, "", kActs, "division before the sum of gradients"},
+    {kTop, "gradient_predivide_factor", kAll, kNumber, false, kScale, "", kActs, "division before the sum of gradients"},
     {kTop, "sparse_gradients", kAll, kBool, false, kNoRange, "", kActs, "gradients here are dense buffers"},
     {kTop, "sotto", kAll, kObject, false, kNoRange, "", kActs, "see its keys"},
     {kTop, "zero_allow_untested_optimizer", kAll, kBool, false, kNoRange, "", kIgnored, "only matters for ZeRO stages above 0"},
@@ -220,7 +220,7 @@ constexpr KeySpec kTable[] = {
     {kOptimizerParams, "cuda_aware", kOneBit, kBool, false, kNoRange, "", kIgnored, kTransportHint},
     {kOptimizerParams, "comm_backend_name", kOneBit, kText, false, kNoRange, "", kIgnored, kTransportHint},
     {kOptimizerParams, "momentum", kSgd, kNumber, false, kNotNegative, "", kActs, "momentum"},
-    {kOptimizerParams, "dampening", kSgd, kNumber, false, kNotNegative, "", kActs, "dampening of the momentum"},
+    {kOptimizerParams, "dampening", kSgd, kNumber, false, kNotNegative, "", kActs, "dampening of the momentum, but in the first step of the optimizer"},
     {kOptimizerParams, "nesterov", kSgd, kBool, false, kNoRange, "", kActs, "Nesterov's momentum"},
 
     {kScheduler, "type", kAll, kText, true, kNoRange, "", kActs, "the learning-rate schedule; case matters"},
@@ -253,12 +253,12 @@ constexpr KeySpec kTable[] = {
 
     {kFp16, "enabled", kAll, kBool, false, kNoRange, "", kActs, "16-bit gradients and loss scaling"},
     {kFp16, "auto_cast", kAll, kBool, false, kNoRange, "", kHost, "the training program casts its inputs"},
-    {kFp16, "loss_scale", kAll, kNumber, false, NumberRange{0, kLargestLossScale}, "", kActs, "the loss scale; 0: dynamic"},
+    {kFp16, "loss_scale", kAll, kNumber, false, NumberRange{0, Fp16Config::kLargestScale}, "", kActs, "the loss scale; 0: dynamic"},
     {kFp16, "initial_scale_power", kAll, kInt, false, NumberRange{0, 127}, "", kActs, "the first dynamic loss scale is 2 to this power"},
     {kFp16, "loss_scale_window", kAll, kInt, false, kAtLeastOne, "", kActs, "attempts without overflow before the loss scale doubles"},
     {kFp16, "hysteresis", kAll, kInt, false, kCount, "", kIgnored, "the wrappers that serve these optimizers do not use it"},
     {kFp16, "consecutive_hysteresis", kAll, kBool, false, kNoRange, "", kIgnored, "the wrappers that serve these optimizers do not use it"},
-    {kFp16, "min_loss_scale", kAll, kNumber, false, kPositive, "", kActs, "overflows halve the loss scale down to this"},
+    {kFp16, "min_loss_scale", kAll, kNumber, false, kScale, "", kActs, "overflows halve the loss scale down to this"},
     {kFp16, "fp16_master_weights_and_grads", kAll, kBool, false, kNoRange, "", kChecked, "has to be false"},
 
     {kBf16, "enabled", kAll, kBool, false, kNoRange, "", kActs, "16-bit gradients"},

@@ -29,6 +29,11 @@ Status read_fp16(const Json& object, Config& config, Findings& findings) {
   reader.get("hysteresis", fp16.hysteresis);
   reader.get("consecutive_hysteresis", fp16.consecutive_hysteresis);
   reader.get("min_loss_scale", fp16.min_loss_scale);
+  if (fp16.loss_scale > 0 && fp16.loss_scale < Fp16Config::kSmallestScale) {
+    return findings.fail(reader.path_of("loss_scale"),
+                         fmt::format("found {}, allowed is 0 or {} to {}", fp16.loss_scale,
+                                     Fp16Config::kSmallestScale, Fp16Config::kLargestScale));
+  }
   for (const char* key :
        {"loss_scale", "initial_scale_power", "loss_scale_window", "min_loss_scale"}) {
     if (!fp16.enabled) {
@@ -165,6 +170,12 @@ void warn_together(const Config& config, Findings& findings) {
     const std::string why = "sotto.gradient_codec averages in fp32, where nothing overflows";
     findings.warn(key, fmt::format("no effect: {}", why));
     findings.idle(key, why);
+  }
+  if (config.prescale_gradients && config.gradient_predivide_factor != 1 &&
+      !config.sotto.gradient_codec) {
+    const char* why = "prescale_gradients divides by the number of ranks instead";
+    findings.warn("gradient_predivide_factor", fmt::format("no effect: {}", why));
+    findings.idle("gradient_predivide_factor", why);
   }
   if (config.scheduler.kind == SchedulerKind::kNone ||
       config.scheduler.kind == SchedulerKind::kWarmupCosineLR)

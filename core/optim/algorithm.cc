@@ -20,8 +20,8 @@ constexpr Row kRows[] = {
 
 Status no_error_feedback() {
   return invalid_argument(
-      "the state has no error feedback (it was exported in mode reset, or its steps were those of "
-      "one rank alone); import it in mode reset");
+      "the state has no error feedback (it was exported in mode reset, by an optimizer whose codec "
+      "has none, or by one rank alone); import it in mode reset");
 }
 
 }  // namespace

@@ -39,8 +39,10 @@ class LossScaler {
   Status check(int32_t group, double scale) const {
     if (!enabled_) return invalid_argument("loss_scale cannot be set: fp16.enabled is false");
     if (group != -1) return invalid_argument("group is {}; loss_scale is one for all: -1", group);
-    if (std::isfinite(scale) && scale > 0) return ok_status();
-    return invalid_argument("loss_scale is {}; allowed: a finite number above 0", scale);
+    if (scale >= Fp16Config::kSmallestScale && scale <= Fp16Config::kLargestScale)
+      return ok_status();
+    return invalid_argument("loss_scale is {}; allowed: {} to {}", scale,
+                            Fp16Config::kSmallestScale, Fp16Config::kLargestScale);
   }
   void set(double scale) { state_.scale = scale; }
   const LossScale& state() const { return state_; }

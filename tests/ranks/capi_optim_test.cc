@@ -9,6 +9,9 @@
 namespace sotto::test {
 namespace {
 
+constexpr const char* kScaled = R"({"optimizer": {"type": "Lamb", "params": {"lr": 0.01}},
+                                    "fp16": {"enabled": true}})";
+
 std::string export_of(const sotto_optim* optim, sotto_state_mode mode) {
   uint64_t length = 0;
   OK(sotto_optim_state_export(optim, mode, nullptr, 0, &length));
@@ -292,6 +295,7 @@ TEST(CapiOptim, SettersAndInfo) {
           [](Member& self) {
             Model model(self.rank);
             sotto_optim* optim = new_optim(self, kLamb, model);
+            sotto_optim* scaled = new_optim(self, kScaled, model);
             FAILS(sotto_optim_set(optim, "momentum", -1, 0.5), SOTTO_E_INVALID_ARGUMENT,
                   "momentum");
             FAILS(sotto_optim_set(optim, "lr", 4, 0.5), SOTTO_E_INVALID_ARGUMENT, "4");
@@ -302,6 +306,12 @@ TEST(CapiOptim, SettersAndInfo) {
                   "eps is 1e-60, 0 in float32");
             FAILS(sotto_optim_set(optim, nullptr, -1, 0.5), SOTTO_E_INVALID_ARGUMENT,
                   "name is NULL");
+            for (const double value : {0.0, 1e-40, 1e39, std::nan("")}) {
+              FAILS(sotto_optim_set(scaled, "loss_scale", -1, value), SOTTO_E_INVALID_ARGUMENT,
+                    "allowed: 1e-37 to 1e+38");
+            }
+            OK(sotto_optim_set(scaled, "loss_scale", -1, 1e-37));
+            OK(sotto_optim_destroy(scaled));
             for (const double value : {-0.1, 1.0})
               FAILS(sotto_optim_set(optim, "beta1", -1, value), SOTTO_E_INVALID_ARGUMENT, "beta1");
             FAILS(sotto_optim_set(optim, "min_coeff", -1, 11), SOTTO_E_INVALID_ARGUMENT,
