@@ -536,3 +536,40 @@ def test_parameters_of_which_ranks_have_shards_are_refused(comm):
     net.net[0].weight.device_mesh = "of two ranks"  # as a DTensor has one
     with pytest.raises(sotto.UnsupportedError, match='"net.0.weight" is a DTensor'):
         start(comm, {}, net, optimizer=torch.optim.NAdam)
+
+
+@pytest.mark.parametrize("client", [None, torch.optim.SGD])
+def test_an_overflow_is_skipped_with_a_static_scale_too(client):
+    """As in DeepSpeed; the micro-batches of the step are gone, and the schedule stands still."""
+    config = {
+        "train_micro_batch_size_per_gpu": 16,
+        "gradient_accumulation_steps": 2,
+        "fp16": {"enabled": True, "loss_scale": 64},
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}},
+    }
+
+    def body(comm):
+        made = None if client is None else lambda params: client(params, lr=0.01)
+        engine, *_ = start(comm, config, optimizer=made)
+        twin, *_ = start(comm, config, optimizer=made)
+        for step in range(6):
+            x, y = batch(comm.rank, step)
+            loss = engine(x.half(), y)
+            if step == 3 and comm.rank == 1:
+                loss = loss * float("inf")
+            engine.backward(loss)
+            engine.step()
+            if step == 3:
+                seen = engine.was_step_applied(), engine.optimizer.overflow, engine.skipped_steps
+                assert (*seen, engine.global_steps) == (False, True, 1, 2)
+            if step not in (2, 3):
+                run(twin, comm.rank, [step], torch.float16)
+        same = [torch.equal(p, q) for p, q in zip(parameters(engine), parameters(twin))]
+        assert all(same)
+        assert engine.get_lr() == twin.get_lr()
+        assert (engine.cur_scale, engine.global_steps, twin.global_steps) == (64, 3, 2)
+        engine.close()
+        twin.close()
+
+    thread_ranks(2, body)

@@ -170,7 +170,7 @@ def test_a_schedule_goes_on_from_the_rate_of_its_own_file(before, tmp_path, comm
 def test_an_overflow_holds_the_rate_of_a_schedule_that_starts_again(tmp_path, comm):
     config = {
         "train_batch_size": 16,
-        "fp16": {"enabled": True, "initial_scale_power": 4},
+        "fp16": {"enabled": True, "initial_scale_power": 4, "loss_scale_window": 2},
         "optimizer": {"type": "AdamW", "params": {"lr": 0.1}},
         "scheduler": {"type": "WarmupLR", "params": SCHEDULES["WarmupLR"]},
     }
@@ -180,6 +180,7 @@ def test_an_overflow_holds_the_rate_of_a_schedule_that_starts_again(tmp_path, co
     engine.close()
     engine, _, _, _ = start(comm, config)
     engine.load_checkpoint(tmp_path, load_lr_scheduler_states=False)
+    assert (engine.optimizer.cur_scale, engine.optimizer.overflow) == (engine.cur_scale, False)
     for p in engine.module.parameters():
         p.grad = torch.full_like(p, float("inf"))
     engine.step()
@@ -242,6 +243,7 @@ def test_the_optimizer_goes_on_with_a_module_that_is_loaded(only, kind, comm, tm
             if client:
                 other.optimizer.refresh_fp32_params()
         losses = run(other, 0, range(2, 8), dtype)
+        assert other.optimizer.cur_scale == other.cur_scale
         seen.append((losses, other.cur_scale, other.optimizer.info().step, parameters(other)))
         other.close()
     engine.close()

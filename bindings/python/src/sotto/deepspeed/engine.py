@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from .._text import counted
 from ..comm import Comm
-from ..errors import InvalidArgumentError, InvalidStateError
+from ..errors import InvalidArgumentError, InvalidStateError, NonfiniteError
 from ..torch.base import SottoOptimizer
 from ..torch.overlap import Overlap
 from . import ranks
@@ -20,6 +20,7 @@ from .accelerator import get_accelerator
 from .client import ClientOptimizer
 from .config import Settings
 from .loader import DeepSpeedDataLoader, sampler_of
+from .logs import log_dist
 from .loss_factor import LossFactor
 from .members import member, refuse, value_at
 from .recording import Recording
@@ -281,8 +282,9 @@ class Engine(Saving, Recording, torch.nn.Module):
 
         A parameter that backward() has not reached on this rank has a gradient of zeros.
         lr_kwargs: for a lr_scheduler of the caller. Errors: NonfiniteError (nothing was updated;
-        with a dynamic loss scale the step is skipped instead), InvalidStateError (gradients of a
-        loss that scale() was due for and not called), the comm's own.
+        with a loss scale the step is skipped instead, but for a static one with 0/1 Adam or an
+        overlap), InvalidStateError (gradients of a loss that scale() was due for and not called),
+        the comm's own.
         """
         optimizer = self._need_optimizer("step()")
         if self.inside_no_sync_ctxt:
@@ -307,7 +309,12 @@ class Engine(Saving, Recording, torch.nn.Module):
         before = overlap._steps_before if begun and overlap else self.optimizer.info().step
         if not begun and isinstance(self.optimizer, SottoOptimizer):
             self.optimizer._fill_gradients()
-        self.optimizer.step()
+        try:
+            self.optimizer.step()
+        except NonfiniteError as error:
+            if not self._skips_overflows() or begun:
+                raise
+            log_dist(f"step skipped, the loss scale is static: {error}", [self.global_rank])
         self._taken = 0
         self.zero_grad()
         info = self.optimizer.info()
@@ -323,6 +330,11 @@ class Engine(Saving, Recording, torch.nn.Module):
         every = self.config.get("steps_per_print")
         if every and self.global_steps % every == 0:
             self._print_progress()
+
+    def _skips_overflows(self) -> bool:
+        """Whether the loss scale is static, and what is not finite is an error of all ranks."""
+        local = getattr(self.optimizer, "_kind", None) == "ZeroOneAdam"
+        return self._scaled and not self._dynamic and not local
 
     def _step_schedule(self, lr_kwargs: Mapping[str, Any]) -> None:
         try:

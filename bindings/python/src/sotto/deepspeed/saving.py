@@ -203,6 +203,8 @@ class Saving:
             kept.follow(self.optimizer)
         if not load_module_only:
             self._restore(state, load_lr_scheduler_states)
+        if self.optimizer is not None:
+            self.optimizer.cur_scale = self.optimizer.loss_scale
         if imported.is_deepspeeds(state):
             return str(path), imported.client_state_of(state)
         return str(path), state["client_state"]
