@@ -82,6 +82,12 @@ TEST_P(CapiOps, CallbackRunsOnceWithTheStatus) {
               while (calls.count == 0) OK(sotto_context_poll(self.context, 1000));
               OK(sotto_barrier(self.comm, nullptr, nullptr));
               require(calls.count == 1 && calls.status == SOTTO_OK, "one call with the status");
+              sotto_comm* part = nullptr;
+              OK(sotto_comm_split(self.comm, 0, self.rank, &part));
+              OK(sotto_barrier(part, &call, &op));
+              OK(sotto_op_release(op));
+              OK(sotto_comm_destroy(part));
+              require(calls.count == 2, "a call before the comm is gone");
             }),
             "");
 }
