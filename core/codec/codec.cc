@@ -5,6 +5,7 @@
 #include "core/base/hash.h"
 #include "core/base/text.h"
 #include "core/codec/coding.h"
+#include "core/codec/sent_whole.h"
 #include "core/config/codec.h"
 
 namespace sotto {
@@ -120,8 +121,10 @@ Result<OpRef> Codec::all_reduce(const SmallVector<void*>& in, const SmallVector<
     state_.bind(run, p->collective.slots);
   };
   in_flight_.store(true, std::memory_order_release);
-  Result<OpRef> op = comm_->launch(p->plan, signature, std::ref(bind),
-                                   comm_->engine().pool().make<Hooks>(shared_from_this()), options);
+  Result<OpRef> op = caught([&] {
+    return comm_->launch(p->plan, signature, std::ref(bind),
+                         comm_->engine().pool().make<Hooks>(shared_from_this()), options);
+  });
   if (!op.ok()) in_flight_.store(false, std::memory_order_release);
   return op;
 }
@@ -191,6 +194,15 @@ Status Codec::restore_mean(const std::vector<uint64_t>& counts, const MeanErrorF
   if (counts != counts_)
     return invalid_argument("the state is of {} with other sizes than the {} of this codec",
                             counted(counts.size(), "tensor"), counts_.size());
+  for (const std::vector<float>* values : {&mean.worker, &mean.server}) {
+    std::span<const float> left = *values;
+    if (left.size() != layout_.elements()) continue;  // refused below
+    SOTTO_TRY(for_each_run(layout_, false, [&](const TensorRun& run) {
+      const std::span<const float> errors = left.first(run.count);
+      left = left.subspan(run.count);
+      return check_sent_whole(settings_, layout_, run, errors);
+    }));
+  }
   return state_.restore_mean(mean);
 }
 

@@ -6,6 +6,7 @@
 
 #include "core/base/hash.h"
 #include "core/base/text.h"
+#include "core/codec/sent_whole.h"
 #include "core/optim/optimizer.h"
 
 namespace sotto {
@@ -36,14 +37,26 @@ Status check_errors(const OptimizerData& data, const OptimSnapshot& s, StateErro
   for (const std::string_view name :
        {own ? kWorkerError : kMeanWorkerError, own ? kServerError : kMeanServerError}) {
     SOTTO_ASSIGN(const FloatSource read, source(name));
-    const uint64_t n = s.bytes(name) / sizeof(float);
-    for (uint64_t at = 0; at < n; at += kRunElements) {
-      values.resize(std::min(kRunElements, n - at));
+    const auto take = [&](uint64_t count) -> Status {
+      values.resize(count);
       SOTTO_TRY(read(values));
       for (const float e : values) {
         if (!std::isfinite(e)) return invalid_argument("the error feedback has a value {}", e);
       }
+      return ok_status();
+    };
+    if (mean) {  // in the order of the tensors
+      const auto check_run = [&](const TensorRun& run) -> Status {
+        SOTTO_TRY(take(run.count));
+        if (data.alone()) return ok_status();
+        return check_sent_whole(*data.codec, *data.layout, run, values);
+      };
+      SOTTO_TRY(for_each_run(*data.layout, false, check_run));
+      continue;
     }
+    const uint64_t n = s.bytes(name) / sizeof(float);
+    for (uint64_t at = 0; at < n; at += kRunElements)
+      SOTTO_TRY(take(std::min(kRunElements, n - at)));
   }
   return ok_status();
 }
