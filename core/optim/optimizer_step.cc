@@ -53,6 +53,20 @@ std::string nonfinite_text(const OptimizerData& data, bool silent, std::span<con
                          : "");  // where they were is not known any more
 }
 
+// What a step says of each tensor. Of those that took no part it says nothing: they keep what they
+// had, NaN if that was nothing.
+void keep_tensor_steps(const ParameterSet& parameters, const StepVerdict& verdict,
+                       std::span<const std::byte> bytes, std::vector<TensorStep>* steps) {
+  TensorStep none;
+  none.trust_ratio = none.factor = std::numeric_limits<double>::quiet_NaN();
+  steps->resize(verdict.tensor_step_count, none);
+  for (uint32_t t = 0; t < steps->size(); ++t) {
+    if (parameters.frozen(t) || parameters[t].count == 0) continue;
+    std::memcpy(&(*steps)[t], bytes.data() + verdict.tensor_steps + t * sizeof(TensorStep),
+                sizeof(TensorStep));
+  }
+}
+
 // outer: null: there are no outer steps.
 StepVariant next_variant(const Algorithm& algorithm, const OuterSteps* outer) {
   StepVariant variant = algorithm.next();
@@ -274,11 +288,7 @@ void Optimizer::completed(const StepVariant& variant, const StepVerdict& verdict
     if (verdict.norm != 0) std::memcpy(&outcomes_.grad_norm, bytes.data() + verdict.norm, 8);
   }
   if (status.ok()) {
-    outcomes_.last_steps.resize(verdict.tensor_step_count);
-    if (verdict.tensor_step_count > 0) {
-      std::memcpy(outcomes_.last_steps.data(), bytes.data() + verdict.tensor_steps,
-                  outcomes_.last_steps.size() * sizeof(TensorStep));
-    }
+    keep_tensor_steps(data_.parameters, verdict, bytes, &outcomes_.last_steps);
     advance();
     outcomes_.skipped_in_a_row = 0;
     if (variant.update) loss_scaler_.advance(false);

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "core/base/json_text.h"
@@ -69,7 +70,8 @@ Result<std::string> Optimizer::report_json(std::string_view kind) {
                                     {"count", data_.parameters[t].count},
                                     {"group", data_.parameters[t].group}};
       if (data_.parameters.frozen(static_cast<uint32_t>(t))) tensor["frozen"] = true;
-      if (t < outcomes_.last_steps.size() && !tensor.contains("frozen")) {
+      if (t < outcomes_.last_steps.size() && !tensor.contains("frozen") &&
+          !std::isnan(outcomes_.last_steps[t].trust_ratio)) {
         tensor["trust_ratio"] = outcomes_.last_steps[t].trust_ratio;
         if (algorithm_->late()) tensor["factor"] = outcomes_.last_steps[t].factor;
       }

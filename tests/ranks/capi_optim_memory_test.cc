@@ -78,6 +78,43 @@ TEST(CapiOptim, ParametersAreFrozenBetweenMicroBatches) {
             "");
 }
 
+// Trust ratios of a report are those of steps that have updated the tensor.
+TEST(CapiOptim, TensorsThatTakeNoPartHaveNoTrustRatioOfTheStep) {
+  const auto tensors = [](const sotto_optim* optim) {
+    return nlohmann::json::parse(read_all([&](char* text, uint64_t size, uint64_t* length) {
+      return sotto_optim_report(optim, "tensors", text, size, length);
+    }))["tensors"];
+  };
+  for (const char* json : {kLamb, kOneBitLamb}) {
+    EXPECT_EQ(run_world(2, kDefault,
+                        [&](Member& self) {
+                          Model model(self.rank), empty(self.rank, {1000, 0});
+                          sotto_optim* const optim = new_optim(self, json, model);
+                          const uint8_t second[] = {0, 1}, none[] = {0, 0};
+                          const auto step = [&](const uint8_t* frozen) {
+                            OK(sotto_optim_set_frozen(optim, frozen, 2));
+                            OK(sotto_optim_step(optim, nullptr, nullptr));
+                            OK(sotto_optim_set_frozen(optim, none, 2));
+                            return tensors(optim)[1];
+                          };
+                          require(!step(second).contains("trust_ratio"), "none yet");
+                          const nlohmann::json before = step(none);
+                          require(before["trust_ratio"] > 0, "that of the step");
+                          require(step(second)["trust_ratio"] == before["trust_ratio"],
+                                  "that of the step before");
+                          OK(sotto_optim_destroy(optim));
+                          sotto_optim* const other = new_optim(self, json, empty);
+                          OK(sotto_optim_step(other, nullptr, nullptr));
+                          require(tensors(other)[0].contains("trust_ratio") &&
+                                      !tensors(other)[1].contains("trust_ratio"),
+                                  "a tensor without elements has none");
+                          OK(sotto_optim_destroy(other));
+                        }),
+              "")
+        << json;
+  }
+}
+
 // A parameter without a gradient before compression cannot move behind it.
 TEST(CapiOptim, AParameterThatIsUnfrozenTooLateIsNamed) {
   const Warnings warnings;
