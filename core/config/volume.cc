@@ -95,6 +95,8 @@ uint64_t gradient_bytes(const Config& config) {
 
 uint64_t communication_bytes(const Config& config) {
   if (config.communication_data_type) return dtype_bytes(*config.communication_data_type);
+  // All gradients that are registered have this type then, and without it the model's.
+  if (config.grad_accum_dtype) return dtype_bytes(*config.grad_accum_dtype);
   return is_16_bit(config) ? 2 : 4;
 }
 

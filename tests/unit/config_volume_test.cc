@@ -186,6 +186,26 @@ TEST(ConfigVolume, MemoryByOptimizer) {
   EXPECT_EQ(gradient_bytes(half), 4u);
 }
 
+// Averages have the type that grad_accum_dtype demands of gradients, unless communication_data_type
+// says another.
+TEST(ConfigVolume, AveragesHaveTheTypeOfTheGradients) {
+  Config config;
+  EXPECT_EQ(communication_bytes(config), 4u);
+  config.bf16_enabled = true;
+  EXPECT_EQ(communication_bytes(config), 2u);
+  config.grad_accum_dtype = Dtype::kF32;
+  EXPECT_EQ(communication_bytes(config), 4u);
+  config.grad_accum_dtype = Dtype::kBF16;
+  EXPECT_EQ(communication_bytes(config), 2u);
+  config.bf16_enabled = false;
+  EXPECT_EQ(communication_bytes(config), 2u);
+  config.fp16.enabled = true;
+  config.grad_accum_dtype = Dtype::kF32;
+  EXPECT_EQ(communication_bytes(config), 4u);
+  config.communication_data_type = Dtype::kF16;
+  EXPECT_EQ(communication_bytes(config), 2u);
+}
+
 TEST(ConfigVolume, LargestSizesDoNotOverflow) {
   Config config;
   config.optimizer.kind = OptimizerKind::kZeroOneAdam;
