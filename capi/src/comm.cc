@@ -8,6 +8,7 @@
 #include "capi/src/convert.h"
 #include "capi/src/handles.h"
 #include "capi/src/struct_in.h"
+#include "core/base/text.h"
 
 using namespace sotto;        // NOLINT: the definitions below are the border itself
 using namespace sotto::capi;  // NOLINT
@@ -44,8 +45,8 @@ Status take_config(const sotto_comm_config* config, CommConfig* out) {
       const CallbackScope scope;
       const int32_t result = fn(user, in, bytes, all);
       return result == 0 ? ok_status()
-                         : error(Code::kTransport,
-                                 "the caller's all_gather of {} bytes returned {}", bytes, result);
+                         : error(Code::kTransport, "the caller's all_gather of {} returned {}",
+                                 counted(bytes, "byte"), result);
     };
   }
   return ok_status();

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "capi/src/struct_in.h"
+#include "core/base/text.h"
 
 namespace sotto::capi {
 namespace {
@@ -54,8 +55,8 @@ std::string label(const MemoryRange& range) {
 
 Status overlap(const MemoryRange& a, const MemoryRange& b) {
   return invalid_argument(
-      "{} ({} bytes at {}) and {} ({} bytes at {}) overlap, and not as in-place operations may",
-      label(a), a.bytes, a.data, label(b), b.bytes, b.data);
+      "{} ({} at {}) and {} ({} at {}) overlap, and not as in-place operations may", label(a),
+      counted(a.bytes, "byte"), a.data, label(b), counted(b.bytes, "byte"), b.data);
 }
 
 }  // namespace

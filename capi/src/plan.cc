@@ -170,8 +170,9 @@ Status take_uneven(const Json& json, CollectiveRequest* r) {
   SOTTO_TRY(take_part_counts(json, "out_counts", *r, &r->out_parts));
   const auto size = static_cast<size_t>(r->size);
   if (r->in_parts.size() != r->out_parts.size()) {
-    return invalid_argument("request.in_counts has {} buffers and request.out_counts has {}",
-                            r->in_parts.size() / size, r->out_parts.size() / size);
+    return invalid_argument("request.in_counts has {} and request.out_counts has {}",
+                            counted(r->in_parts.size() / size, "buffer"),
+                            r->out_parts.size() / size);
   }
   for (size_t at = static_cast<size_t>(r->rank); at < r->in_parts.size(); at += size) {
     if (r->in_parts[at].count == r->out_parts[at].count) continue;

@@ -1,4 +1,5 @@
 #include "core/config/schedule.h"
+#include "core/base/text.h"
 
 #include <algorithm>
 #include <cmath>
@@ -15,9 +16,9 @@ Status spread(std::vector<double>& values, const char* key, uint64_t groups) {
   if (values.size() == 1) values.resize(groups, values[0]);
   if (values.size() != groups) {
     return invalid_argument(
-        "scheduler.params.{}: {} values for {} parameter groups; give one value, or a list with "
+        "scheduler.params.{}: {} for {}; give one value, or a list with "
         "one per group",
-        key, values.size(), groups);
+        key, counted(values.size(), "value"), counted(groups, "parameter group"));
   }
   return ok_status();
 }

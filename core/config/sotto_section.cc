@@ -304,8 +304,8 @@ Result<OptimizerParams> resolve_group(const Config& config, uint64_t index) {
 
 Result<std::vector<OptimizerParams>> Config::resolve_groups(uint64_t n_groups) const {
   if (sotto.param_groups.size() > n_groups) {
-    return invalid_argument("sotto.param_groups: {} entries, but the parameters have {} (0 to {})",
-                            sotto.param_groups.size(), counted(n_groups, "group"),
+    return invalid_argument("sotto.param_groups describes {}, but the parameters have {} (0 to {})",
+                            counted(sotto.param_groups.size(), "group"), counted(n_groups, "group"),
                             n_groups == 0 ? 0 : n_groups - 1);
   }
   std::vector<OptimizerParams> groups;

@@ -190,10 +190,9 @@ Result<std::optional<std::string>> decode_base64_config(std::string_view text) {
   if (may_be_object(decoded)) return std::optional<std::string>(std::move(decoded));
   if (nlohmann::json::accept(word)) return std::optional<std::string>();  // a number, true, null
   return invalid_argument(
-      "configuration: found {}, {} characters that are neither JSON nor JSON in base64url; pass "
-      "the "
-      "text of a file, or its base64url",
-      printable(word, 40), word.size());
+      "configuration: found {}, {}, neither JSON nor JSON in base64url; pass the text of a "
+      "file, or its base64url",
+      printable(word, 40), counted(word.size(), "character"));
 }
 
 SyntaxAdvice explain_syntax(std::string_view text, size_t offset, std::string_view words) {

@@ -4,6 +4,7 @@
 
 #include "core/base/text.h"
 #include "core/engine/executor.h"
+#include "core/engine/op_limit.h"
 
 namespace sotto {
 namespace {
@@ -134,10 +135,7 @@ Status Engine::admit(int64_t timeout_us, bool may_block) {
   if (room()) return ok_status();
   const Deadline deadline = Deadline::in_us(clock(), may_block ? timeout_us : 0);
   while (!room()) {
-    if (deadline.passed(clock())) {
-      return error(Code::kBusy, "{} in flight, the limit of this context",
-                   counted(options_.max_ops, "operation"));
-    }
+    if (deadline.passed(clock())) return no_room(options_.max_ops);
     poll(1000);
   }
   return ok_status();
@@ -182,7 +180,8 @@ Status Engine::arrive(const OpRef& op, uint32_t input, EventId event,
     return invalid_argument("input {} of an operation that has {}", input, plan.awaits.size());
   const size_t slots = plan.steps[plan.awaits[input]].await()->slots.size();
   if (!memory.empty() && memory.size() != slots)
-    return invalid_argument("input {} has {} tensors, not {}", input, slots, memory.size());
+    return invalid_argument("input {} has {}, not {}", input, counted(slots, "tensor"),
+                            memory.size());
   if (event != 0 && op->device()->caps().synchronous)
     return invalid_argument("input {}: device {} has no events", input,
                             device_name(op->device()->caps().id));

@@ -1,7 +1,7 @@
 // Captured operations: their calls are part of a graph of the user's, and execute when that is
 // launched.
-#include "core/base/text.h"
 #include "core/engine/executor.h"
+#include "core/engine/op_limit.h"
 
 namespace sotto {
 namespace {
@@ -31,9 +31,7 @@ Status Executor::replay(Op& op, const std::function<Status(Run&, OpHooks*)>& bin
     channels_failed();
     return launched;
   }
-  if (role_.ops_in_flight() >= max_ops)
-    return error(Code::kBusy, "{} in flight, the limit of this context",
-                 counted(max_ops, "operation"));
+  if (role_.ops_in_flight() >= max_ops) return no_room(max_ops);
   Run& run = *op.request_.run;
   // Messages match by their order, and those of a graph come when the caller launches it: so they
   // are never under way together with others. What was called before executes first; issue_groups

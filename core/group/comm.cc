@@ -391,7 +391,8 @@ Result<std::shared_ptr<Comm>> Comm::split(int32_t color, int32_t key) {
   SOTTO_TRY(made->join(OpKind::kCommSplit));
   const Status levels = make_levels(root_->hierarchy, made->hosts()).status();
   if (!levels.ok() && my_rank == 0)
-    log(LogLevel::kWarn, "a comm of {} ranks has one level: {}", made->size(), levels.text());
+    log(LogLevel::kWarn, "a comm of {} has one level: {}", counted(made->size(), "rank"),
+        levels.text());
   return made;
 }
 

@@ -207,10 +207,9 @@ Result<Agreement> agree(ControlPlane& control, const RootSetup& setup, const Par
   for (size_t r = 0; r < all.size(); ++r) {
     SetupRecord theirs;
     if (all[r].size() != sizeof theirs) {
-      return error(
-          Code::kProtocol,
-          "rank {} sent {} bytes of set-up data, {} expected: its library has another version", r,
-          all[r].size(), sizeof theirs);
+      return error(Code::kProtocol,
+                   "rank {} sent {} of set-up data, {} expected: its library has another version",
+                   r, counted(all[r].size(), "byte"), sizeof theirs);
     }
     std::memcpy(&theirs, all[r].data(), sizeof theirs);
     theirs.transport[sizeof theirs.transport - 1] = 0;  // another rank's bytes may have no end
@@ -230,9 +229,8 @@ Result<Agreement> agree(ControlPlane& control, const RootSetup& setup, const Par
     }
     if (theirs.segment_bytes != 0 &&
         (theirs.segment_bytes < kLeastSegment || theirs.segment_bytes > kMostSegment)) {
-      return error(Code::kProtocol,
-                   "rank {} wants messages of at most {} bytes; allowed are {} to {}", r,
-                   theirs.segment_bytes, kLeastSegment, kMostSegment);
+      return error(Code::kProtocol, "rank {} wants messages of at most {}; allowed are {} to {}", r,
+                   counted(theirs.segment_bytes, "byte"), kLeastSegment, kMostSegment);
     }
     take_smallest(agreement.segment_bytes, theirs.segment_bytes);
     take_smallest(agreement.silence_limit_ms, theirs.silence_limit_ms);
@@ -266,8 +264,8 @@ Status move_inside(RootSetup& setup, const UniqueId& id, std::unique_ptr<Control
 // Ranks that do not come may be ranks that there are not.
 Status name_source(const RootSetup& setup, const Status& status) {
   if (status.code() != Code::kTimeout || setup.source.empty()) return status;
-  return error(status.code(), "{}; the environment says that there are {} ranks ({})",
-               status.text(), setup.request.size, setup.source);
+  return error(status.code(), "{}; the environment says that the group has {} ({})", status.text(),
+               counted(setup.request.size, "rank"), setup.source);
 }
 
 // A failure of this rank is the failure of the others, which wait for it.

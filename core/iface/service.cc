@@ -1,4 +1,5 @@
 #include "core/iface/service.h"
+#include "core/base/text.h"
 
 #include <algorithm>
 
@@ -36,8 +37,8 @@ Status ServiceBox::arrived(ServiceMessage m) {
                  m.source, m.destination, rank_, sent_.size());
   if (m.channel > kServiceDelivered || m.bytes.size() > kMaxServiceBytes ||
       (m.channel == kServiceDelivered && !m.bytes.empty()))
-    return error(Code::kProtocol, "service message of rank {} on channel {} with {} bytes",
-                 m.source, m.channel, m.bytes.size());
+    return error(Code::kProtocol, "service message of rank {} on channel {} with {}", m.source,
+                 m.channel, counted(m.bytes.size(), "byte"));
   const bool told = m.channel == kServiceDelivered;
   if (told ? sent_[source] == 0 : waiting_[source] == kServiceWindow)
     return error(Code::kProtocol, "rank {} {} more service messages than it may", m.source,

@@ -1,4 +1,5 @@
 #include "core/optim/snapshot.h"
+#include "core/base/text.h"
 
 #include <algorithm>
 #include <cstring>
@@ -75,8 +76,8 @@ void OptimSnapshot::remove(std::string_view array) {
 
 Status check_values(const char* what, uint64_t bytes, uint64_t want, uint64_t element_bytes) {
   if (bytes == want * element_bytes) return ok_status();
-  return invalid_argument("the state has {} values of {}, this optimizer {}", bytes / element_bytes,
-                          what, want);
+  return invalid_argument("the state has {} of {}, this optimizer {}",
+                          counted(bytes / element_bytes, "value"), what, want);
 }
 
 }  // namespace sotto

@@ -1,4 +1,5 @@
 #include "core/plan/exchange.h"
+#include "core/base/text.h"
 
 #include <algorithm>
 #include <cstring>
@@ -65,10 +66,10 @@ std::string explain_counts(int32_t rank, int32_t peer, const std::vector<uint64_
   const size_t tensors = mine.size() / 2;
   const bool to_me = at < tensors;
   return fmt::format(
-      "ranks do not agree on an all_to_all with parts: rank {} of the comm sends {} elements of "
+      "ranks do not agree on an all_to_all with parts: rank {} of the comm sends {} of "
       "tensor {} to rank {}, which expects {}",
-      to_me ? peer : rank, to_me ? theirs[at] : mine[at], at % tensors, to_me ? rank : peer,
-      to_me ? mine[at] : theirs[at]);
+      to_me ? peer : rank, counted(to_me ? theirs[at] : mine[at], "element"), at % tensors,
+      to_me ? rank : peer, to_me ? mine[at] : theirs[at]);
 }
 
 // The two ranks of every pair compare counts. Returns the step of every peer that has its word.

@@ -1,4 +1,5 @@
 #include "core/state/blob.h"
+#include "core/base/text.h"
 
 #include <algorithm>
 #include <array>
@@ -116,7 +117,7 @@ Status BlobStream::start(const BlobSize& size) {
 }
 
 Status BlobStream::end_section() {
-  if (left_ != 0) return error(Code::kInternal, "a state section lacks {} bytes", left_);
+  if (left_ != 0) return error(Code::kInternal, "a state section lacks {}", counted(left_, "byte"));
   constexpr std::array<std::byte, 8> kZeros{};
   return emit(kZeros.data(), padded(written_) - written_);
 }
@@ -180,7 +181,7 @@ Result<BlobReader> BlobReader::open(std::span<const std::byte> bytes) {
 
 Result<BlobReader> BlobReader::open(ByteSource source, uint64_t bytes) {
   if (bytes < kHeaderBytes + kTrailerBytes) {
-    return invalid_argument("the state has {} bytes, too few for any state", bytes);
+    return invalid_argument("the state has {}, too few for any state", counted(bytes, "byte"));
   }
   BlobReader reader;
   reader.source_ = std::move(source);
@@ -195,7 +196,7 @@ Result<BlobReader> BlobReader::open(ByteSource source, uint64_t bytes) {
   }
   SOTTO_ASSIGN(const auto total, load<uint64_t>(reader.source_, 16));
   if (total != bytes)
-    return invalid_argument("the state is truncated: {} of {} bytes", bytes, total);
+    return invalid_argument("the state is truncated: {} of {}", bytes, counted(total, "byte"));
   const uint64_t end = bytes - kTrailerBytes;
   SOTTO_TRY(reader.check_hash(end));
   SOTTO_ASSIGN(const auto count, load<uint32_t>(reader.source_, 12));
@@ -250,8 +251,8 @@ Result<uint64_t> BlobReader::bytes_of(std::string_view name) const {
 Status BlobReader::read(std::string_view name, uint64_t first, std::span<std::byte> out) const {
   const auto it = sections_.find(name);
   if (it == sections_.end() || first > it->second.bytes || out.size() > it->second.bytes - first)
-    return invalid_argument("the state has no {} bytes in section \"{}\"", first + out.size(),
-                            name);
+    return invalid_argument("the state has no {} in section \"{}\"",
+                            counted(first + out.size(), "byte"), name);
   return out.empty() ? ok_status() : source_(it->second.offset + first, out);
 }
 

@@ -23,6 +23,7 @@
 
 #include "core/base/hash.h"
 #include "core/base/status.h"
+#include "core/base/text.h"
 
 namespace sotto {
 
@@ -105,8 +106,8 @@ class BlobReader {
   Result<uint64_t> count(std::string_view name) const {
     SOTTO_ASSIGN(const uint64_t bytes, bytes_of(name));
     if (bytes % sizeof(T) == 0) return bytes / sizeof(T);
-    return invalid_argument("state section \"{}\" has {} bytes, no multiple of {}", name, bytes,
-                            sizeof(T));
+    return invalid_argument("state section \"{}\" has {}, no multiple of {}", name,
+                            counted(bytes, "byte"), sizeof(T));
   }
   template <class T>
   Result<std::vector<T>> values(std::string_view name) const {

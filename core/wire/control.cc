@@ -7,7 +7,7 @@ namespace sotto::wire {
 namespace {
 
 Status malformed(const char* kind, uint64_t bytes) {
-  return error(Code::kProtocol, "malformed {} frame of {} bytes", kind, bytes);
+  return error(Code::kProtocol, "malformed {} frame of {}", kind, counted(bytes, "byte"));
 }
 
 // Reads a list whose entries take at least `entry_bytes` each: a count that cannot fit is refused

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "core/base/hash.h"
+#include "core/base/text.h"
 #include "core/wire/bytes.h"
 
 namespace sotto::wire {
@@ -211,10 +212,10 @@ std::string describe(const OpKey& key) {
 std::string describe(const FrameHeader& h) {
   if (h.kind == FrameKind::kCredit) return "credit frame";
   if (h.kind >= FrameKind::kHello)
-    return fmt::format("{} frame of {} bytes", kind_name(h.kind), h.payload_bytes);
+    return fmt::format("{} frame of {}", kind_name(h.kind), counted(h.payload_bytes, "byte"));
   const std::string_view what = h.kind == FrameKind::kData ? "message" : kind_name(h.kind);
-  return fmt::format("{} of {}, {}, round {}, segment {}, {} bytes", what, describe(h.key),
-                     describe(h.signature), h.round, h.segment, h.payload_bytes);
+  return fmt::format("{} of {}, {}, round {}, segment {}, {}", what, describe(h.key),
+                     describe(h.signature), h.round, h.segment, counted(h.payload_bytes, "byte"));
 }
 
 }  // namespace sotto::wire

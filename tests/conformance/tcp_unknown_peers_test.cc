@@ -135,7 +135,7 @@ std::vector<Saying> wrong_joins() {
           {join_of(-1, 2), "out of range"},
           {join_of(0, 2), "rank 0 is already taken by pid"},
           {join_of(1, 2, 99), "token of another group"},
-          {frame_of(FrameKind::kJoin, "x"), "malformed join frame of 1 bytes"},
+          {frame_of(FrameKind::kJoin, "x"), "malformed join frame of 1 byte"},
           {header_of(FrameKind::kJoin, uint64_t{1} << 40), "instead of a join"},
           {frame_of(FrameKind::kFailure, wire::Failure{-8, 0, "all is lost"}.encode()),
            "failure frame of 23 bytes"},

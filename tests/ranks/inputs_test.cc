@@ -211,7 +211,7 @@ TEST_P(Inputs, ThatAreWrongAreRefused) {
     Engine& engine = comm->engine();
     void* memory[2] = {sums.in(0).data(), sums.in(1).data()};
     EXPECT_EQ(engine.arrive(op, 5, 0, {}).text(), "input 5 of an operation that has 5");
-    EXPECT_EQ(engine.arrive(op, 1, 0, memory).text(), "input 1 has 1 tensors, not 2");
+    EXPECT_EQ(engine.arrive(op, 1, 0, memory).text(), "input 1 has 1 tensor, not 2");
     if (comm->context()->device()->caps().synchronous) {
       EXPECT_EQ(engine.arrive(op, 1, 7, {memory + 1, 1}).code(), Code::kInvalidArgument);
     }

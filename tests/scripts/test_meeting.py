@@ -153,7 +153,7 @@ class Meeting(unittest.TestCase):
         job = {"SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_JOB_ID": free_job(), "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "localhost"}
         done = self.train([], "alone", SOTTO_TIMEOUT_US="1000000", **job)
         self.assertNotEqual(done.returncode, 0)
-        self.assertIn("rank 1 did not come; the environment says that there are 2 ranks (SLURM_PROCID=0, SLURM_NTASKS=2)", done.stdout)
+        self.assertIn("rank 1 did not come; the environment says that the group has 2 ranks (SLURM_PROCID=0, SLURM_NTASKS=2)", done.stdout)
 
 
 if __name__ == "__main__":

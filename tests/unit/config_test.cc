@@ -463,7 +463,7 @@ TEST(Config, GroupsInheritAndOverride) {
   const auto too_few = config.resolve_groups(1);
   ASSERT_FALSE(too_few.ok());
   EXPECT_EQ(too_few.status().text(),
-            "sotto.param_groups: 2 entries, but the parameters have 1 group (0 to 0)");
+            "sotto.param_groups describes 2 groups, but the parameters have 1 group (0 to 0)");
 }
 
 struct BatchCase {

@@ -195,9 +195,11 @@ TEST(ConfigBase64, ErrorsAreAboutTheDecodedText) {
 }
 
 TEST(ConfigBase64, OtherWordsAreRefused) {
-  EXPECT_EQ(error_of("OneBitLamb"),
-            "configuration: found OneBitLamb, 10 characters that are neither JSON nor JSON in "
-            "base64url; pass the text of a file, or its base64url");
+  EXPECT_EQ(
+      error_of("OneBitLamb"),
+      "configuration: found OneBitLamb, 10 characters, neither JSON nor JSON in base64url; pass "
+      "the text of a file, or its base64url");
+  EXPECT_THAT(error_of("a"), HasSubstr("found a, 1 character, neither JSON"));
   EXPECT_THAT(error_of("eyJ0c"), HasSubstr("neither JSON nor JSON in base64url"));  // 4k + 1
   EXPECT_THAT(error_of("AAAAAAAA"), HasSubstr("neither JSON"));
   EXPECT_EQ(

@@ -1,4 +1,5 @@
 #include "transports/framed/flow_control.h"
+#include "core/base/text.h"
 
 #include <algorithm>
 
@@ -92,8 +93,8 @@ Status FlowControl::on_ready(const wire::FrameHeader& h) {
 Status FlowControl::on_credit(const wire::FrameHeader& h) {
   const uint64_t in_use = limits().credit_bytes - credit_;
   if (h.key.number > in_use) {
-    return error(Code::kProtocol, "{} gives back {} bytes of credit; {} of {} are in use",
-                 peer_.name(), h.key.number, in_use, limits().credit_bytes);
+    return error(Code::kProtocol, "{} gives back {} of credit; {} of {} are in use", peer_.name(),
+                 counted(h.key.number, "byte"), in_use, limits().credit_bytes);
   }
   credit_ += h.key.number;
   release_all();

@@ -1,4 +1,5 @@
 #include "transports/framed/receives.h"
+#include "core/base/text.h"
 
 #include <cstring>
 
@@ -35,10 +36,9 @@ void Receives::deliver(Flow& f, Transfer& t, Unexpected& message) {
   peer_.core().ops.free_unexpected(&message);
   flow_control_.return_credit(cost);
   if (!fits) {
-    peer_.fail(error(Code::kProtocol,
-                     "{}, round {}, segment {}: {} sent {} bytes, rank {} expects {}",
-                     wire::describe(t.op->key), t.round, t.segment, peer_.name(), bytes,
-                     peer_.core().rank, t.bytes));
+    peer_.fail(error(Code::kProtocol, "{}, round {}, segment {}: {} sent {}, rank {} expects {}",
+                     wire::describe(t.op->key), t.round, t.segment, peer_.name(),
+                     counted(bytes, "byte"), peer_.core().rank, t.bytes));
     return;
   }
   complete(f, t);
@@ -69,8 +69,8 @@ Result<uint8_t*> Receives::place(Arrival& arrival, const wire::FrameHeader& h) {
   }
   if (t != nullptr) {
     f.receives.push(*t);
-    return error(Code::kProtocol, "{} sent a {}; rank {} expects {} bytes", peer_.name(),
-                 describe(h), peer_.core().rank, t->bytes);
+    return error(Code::kProtocol, "{} sent a {}; rank {} expects {}", peer_.name(), describe(h),
+                 peer_.core().rank, counted(t->bytes, "byte"));
   }
   if ((h.flags & wire::kFlagCredited) == 0) {
     return error(Code::kProtocol, "{} sent a {}, for which rank {} has no receive", peer_.name(),

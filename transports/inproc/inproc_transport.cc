@@ -14,10 +14,10 @@ Status size_error(const Transfer& t, int32_t self, uint64_t sent, uint64_t expec
   const int32_t source = t.is_send ? self : t.peer;
   const int32_t destination = t.is_send ? t.peer : self;
   return error(Code::kProtocol,
-               "operation {} of comm {:x}, round {}, segment {}: rank {} sends {} bytes, rank {} "
-               "expects {} bytes",
-               t.op->key.number, t.op->key.comm, t.round, t.segment, source, sent, destination,
-               expected);
+               "operation {} of comm {:x}, round {}, segment {}: rank {} sends {}, rank {} "
+               "expects {}",
+               t.op->key.number, t.op->key.comm, t.round, t.segment, source, counted(sent, "byte"),
+               destination, counted(expected, "byte"));
 }
 
 bool concerns(const Transfer& t, const OpKey* key) { return key == nullptr || t.op->key == *key; }

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/base/text.h"
 #include "cuda/calls/cuda_calls.h"
 #include "transports/nccl/ask_until.h"
 
@@ -51,8 +52,8 @@ ncclConfig_t config_218() {
 Status understand(const std::vector<std::string>& blobs, std::vector<InitRecord>* records) {
   for (size_t r = 0; r < blobs.size(); ++r) {
     if (blobs[r].size() != sizeof(InitRecord))
-      return error(Code::kProtocol, "rank {} has sent {} bytes to set up NCCL, {} expected", r,
-                   blobs[r].size(), sizeof(InitRecord));
+      return error(Code::kProtocol, "rank {} has sent {} to set up NCCL, {} expected", r,
+                   counted(blobs[r].size(), "byte"), sizeof(InitRecord));
     InitRecord& record = records->emplace_back();
     std::memcpy(&record, blobs[r].data(), sizeof(InitRecord));
     record.text[sizeof record.text - 1] = 0;  // another rank's bytes may have no end

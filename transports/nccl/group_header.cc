@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/base/hash.h"
+#include "core/base/text.h"
 
 namespace sotto::nccl {
 namespace {
@@ -66,10 +67,10 @@ Status compare(const GroupHeader& mine, int32_t rank, const GroupHeader& theirs,
   }
   if (mine.key == theirs.key && mine.signature == theirs.signature) {
     return error(Code::kProtocol,
-                 "{}: rank {} sends {} bytes to rank {} in round {}, which expects {} in round {}, "
-                 "and expects {}, where {} are sent",
-                 describe(mine.signature), rank, mine.sent_bytes, peer, mine.round,
-                 theirs.expected_bytes, theirs.round, mine.expected_bytes, theirs.sent_bytes);
+                 "{}: rank {} sends {} to rank {} in round {}, which expects {} in round {}, "
+                 "and expects {}, where rank {} sends {}",
+                 describe(mine.signature), rank, counted(mine.sent_bytes, "byte"), peer, mine.round,
+                 theirs.expected_bytes, theirs.round, mine.expected_bytes, peer, theirs.sent_bytes);
   }
   if (mine.key == theirs.key || mine.key.comm != theirs.key.comm)
     return Status(Code::kProtocol,

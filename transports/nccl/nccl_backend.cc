@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "core/base/text.h"
 #include "transports/nccl/communicator.h"
 #include "transports/nccl/nccl_transport.h"
 #include "transports/nccl/poller.h"
@@ -24,7 +25,7 @@ class NcclBackend final : public Backend {
                                              TransferSink& sink, Driver& driver,
                                              Deadline deadline) override {
     if (peers.all.size() != static_cast<size_t>(control.size())) {
-      return unsupported("nccl: a communicator of all {} ranks, not of {}", control.size(),
+      return unsupported("nccl: a communicator of {}, not of {}", counted(control.size(), "rank"),
                          peers.all.size());
     }
     SOTTO_ASSIGN(

@@ -1,4 +1,5 @@
 #include "transports/tcp/all_gather.h"
+#include "core/base/text.h"
 
 namespace sotto::tcp {
 
@@ -61,9 +62,9 @@ Status AllGather::on_answer(wire::Bytes payload) {
   auto all = wire::Gathered::decode(payload);
   if (!all.ok()) return all.status();
   if (all->sequence != sequence_ || all->data.size() != static_cast<size_t>(peers_.size())) {
-    return error(Code::kProtocol,
-                 "answer to exchange {} with {} parts; rank {} is at exchange {} of {} ranks",
-                 all->sequence, all->data.size(), peers_.rank(), sequence_, peers_.size());
+    return error(Code::kProtocol, "answer to exchange {} with {}; rank {} is at exchange {} of {}",
+                 all->sequence, counted(all->data.size(), "part"), peers_.rank(), sequence_,
+                 counted(peers_.size(), "rank"));
   }
   ++sequence_;
   gathered_ = std::move(all->data);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/base/log.h"
+#include "core/base/text.h"
 #include "core/iface/unique_id.h"
 
 namespace sotto::tcp {
@@ -29,6 +30,10 @@ uint64_t max_answer_bytes(int32_t size) {
 
 std::string client_text(int32_t rank, const wire::Join& join, const std::string& address) {
   return member_text(rank, {join.pid, join.host, address});
+}
+
+std::string out_of_range(const std::string& who, int32_t size) {
+  return fmt::format("{} is out of range: the group has {}", who, counted(size, "rank"));
 }
 
 }  // namespace
@@ -106,12 +111,11 @@ std::optional<Refusal> RendezvousServer::check_open(const wire::Join& join,
     return Refusal{cause, true, {Code::kInvalidArgument, join.rank, std::move(text)}};
   };
   if (join.size != own_->size) {
-    return refusal("size", fmt::format("sizes differ: {} says {} ranks, {} says {}", coordinator,
-                                       own_->size, who, join.size));
+    return refusal("size", fmt::format("sizes differ: {} says {}, {} says {}", coordinator,
+                                       counted(own_->size, "rank"), who, join.size));
   }
   if (!in_range(join.rank)) {
-    return refusal("range",
-                   fmt::format("{} is out of range: the group has {} ranks", who, own_->size));
+    return refusal("range", out_of_range(who, own_->size));
   }
   const Client* other = by_rank_[static_cast<size_t>(join.rank)];
   if (other == nullptr && join.rank != own_->rank) return {};
@@ -126,11 +130,11 @@ Refusal RendezvousServer::refuse_late(const wire::Join& join, const std::string&
           ? fmt::format("; its number belongs to {}",
                         member_text(join.rank, members_[static_cast<size_t>(join.rank)]))
           : "";
-  return {
-      "late",
-      true,
-      {Code::kInvalidArgument, join.rank,
-       fmt::format("{} came when the group of {} ranks was complete{}", who, own_->size, there)}};
+  return {"late",
+          true,
+          {Code::kInvalidArgument, join.rank,
+           fmt::format("{} came when the group of {} was complete{}", who,
+                       counted(own_->size, "rank"), there)}};
 }
 
 // Clients that joined with the id before the server ran.
@@ -326,8 +330,7 @@ Result<Membership> RendezvousServer::run(std::unique_ptr<RendezvousServer> serve
     self.told_[static_cast<size_t>(own.rank)] = true;
   } else {
     self.fail({Code::kInvalidArgument, own.rank,
-               fmt::format("{} is out of range: the group has {} ranks",
-                           member_text(own.rank, {own.pid, own.host, ""}), own.size)});
+               out_of_range(member_text(own.rank, {own.pid, own.host, ""}), own.size)});
   }
   self.ticker_ = self.reactor_.every(kReportTickMs, [&self] { self.tick(); });
   if (!self.failure_) self.check_early();

@@ -7,6 +7,7 @@
 
 #include "core/base/host.h"
 #include "core/base/log.h"
+#include "core/base/text.h"
 #include "core/iface/unique_id.h"
 #include "transports/tcp/control_plane.h"
 #include "transports/tcp/mesh.h"
@@ -79,8 +80,8 @@ class TcpBackend final : public Backend {
   // Of a rank that is out of range: joins nevertheless, for a short time, so that the other ranks
   // fail with this cause.
   Status refuse(const JoinRequest& request, Driver& driver) {
-    const Status status = invalid_argument(
-        "rank {} of {} ranks; the rank has to be from 0 to size - 1", request.rank, request.size);
+    const Status status = invalid_argument("rank {} of {}; the rank has to be from 0 to size - 1",
+                                           request.rank, counted(request.size, "rank"));
     const bool elsewhere = request.exchange == nullptr && (request.id || request.rank != 0);
     if (elsewhere && request.deadline.left_us(driver.clock()) > 0) {
       JoinRequest shown = request;

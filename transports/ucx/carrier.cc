@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/base/hash.h"
+#include "core/base/text.h"
 
 namespace sotto::ucx {
 namespace {
@@ -164,7 +165,8 @@ bool MessageCarrier::begin(const Arrived& arrived) {
   const auto header = wire::decode_header(arrived.head.frame);
   Status refused = header.status();
   if (refused.ok() && header->payload_bytes != arrived.bytes) {
-    refused = error(Code::kProtocol, "{} came with {} bytes", describe(*header), arrived.bytes);
+    refused = error(Code::kProtocol, "{} came with {}", describe(*header),
+                    counted(arrived.bytes, "byte"));
   }
   if (!refused.ok()) {
     release(arrived);

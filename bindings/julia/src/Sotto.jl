@@ -14,6 +14,7 @@ module Sotto
 
 using Libdl
 
+include("text.jl")
 include("library.jl")
 include("abi.jl")
 include("errors.jl")

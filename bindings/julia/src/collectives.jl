@@ -20,7 +20,7 @@ function collective(f, comm::Comm, x, out, rest...; keep = nothing, options...)
     arrays, inputs = arrays_of(x, "x")
     results, outputs = out === x ? (arrays, inputs) : arrays_of(out, "out")
     length(inputs) == length(outputs) ||
-        invalid("x has $(length(inputs)) arrays and out has $(length(outputs)); they have to be as many")
+        invalid("x has $(counted(length(inputs), "array")) and out has $(length(outputs)); they have to be as many")
     started(comm, (arrays, results, keep)) do out_op
         f(handle_of(comm), inputs, outputs, length(inputs), rest..., call, out_op)
     end

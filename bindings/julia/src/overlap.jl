@@ -216,7 +216,7 @@ end
 "Where gradients are in this round. A step reads them alone, so that copies do."
 function places_in(overlap, indices, arrays)
     length(arrays) == length(indices) ||
-        invalid("$(length(arrays)) arrays for $(length(indices)) gradients; give one for each")
+        invalid("$(counted(length(arrays), "array")) for $(counted(length(indices), "gradient")); give one for each")
     overlap.optimizer === nothing && return Any[x for x in arrays]
     return Any[readable(overlap.optimizer, i, x) for (i, x) in zip(indices, arrays)]
 end

@@ -186,7 +186,7 @@ end
     @test wait(Sotto.all_reduce!(comm, x, y)) === nothing
     @test y == x
     @test occursin("op is :median; allowed: :bit_or", failed(() -> Sotto.all_reduce!(comm, x; op = :median)).text)
-    @test occursin("x has 1 arrays and out has 2", failed(() -> Sotto.all_reduce!(comm, x, (y, y))).text)
+    @test occursin("x has 1 array and out has 2", failed(() -> Sotto.all_reduce!(comm, x, (y, y))).text)
     @test failed(() -> Sotto.broadcast!(comm, x, 3)).status == :InvalidArgument
     for call in (() -> Sotto.all_gather!(comm, x, zeros(1)), () -> Sotto.all_reduce!(comm, x, zeros(3)))
         short = failed(call)
@@ -354,7 +354,7 @@ end
     @test failed(() -> Sotto.unused!(overlap, [0])).text == "which has gradient 0; allowed: 1 to 2"
     @test failed(() -> Sotto.unused!(overlap, "w")).text == "which has gradient \"w\"; allowed: \"1\", \"2\""
     @test failed(() -> Sotto.unused!(overlap, (:w,))).text == "which has a Symbol; allowed: numbers and names of gradients"
-    @test failed(() -> Sotto.ready!(overlap, 1:2, (x,))).text == "1 arrays for 2 gradients; give one for each"
+    @test failed(() -> Sotto.ready!(overlap, 1:2, (x,))).text == "1 array for 2 gradients; give one for each"
     @test occursin("\"2\" is of type Nothing", failed(() -> Sotto.ready!(overlap, 1:2, (x, nothing))).text)
     @test occursin("\"2\", a SubArray", failed(() -> Sotto.ready!(overlap, 2, view(ones(Float16, 4), 1:2:3))).text)
     wrong = failed(() -> Sotto.ready!(overlap, 2, ones(Float16, 3)))

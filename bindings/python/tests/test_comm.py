@@ -371,7 +371,7 @@ def test_reports_and_counters():
     [
         (lambda c, x: c.all_reduce(x, op="avg"), "op is 'avg'; allowed: sum, mean"),
         (lambda c, x: c.all_reduce(x, x[:1].copy()), "count"),
-        (lambda c, x: c.all_reduce(x, [x.copy(), x.copy()]), "x has 1 arrays and out has 2"),
+        (lambda c, x: c.all_reduce(x, [x.copy(), x.copy()]), "x has 1 array and out has 2"),
         (lambda c, x: c.all_reduce(x, x.astype("f8")), "fp32 but"),
         (lambda c, x: c.all_reduce(x, op="bit_or"), "BIT_OR"),
         (lambda c, x: c.all_reduce(x, tag=0, timeout=-2), "timeout is -2"),

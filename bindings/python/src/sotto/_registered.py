@@ -12,6 +12,7 @@ from ._call import call_on, call_options
 from ._frameworks import await_current_stream
 from ._handle import HandleOwner
 from ._lib import interruptible
+from ._text import counted
 from .comm import Comm
 from .errors import BusyError, InvalidArgumentError, InvalidStateError
 from .group import default_comm
@@ -124,7 +125,7 @@ class Registered(HandleOwner):
         ]
         if len(copies) != len(live):
             raise InvalidArgumentError(
-                f"model_copies has {len(copies)} entries, params {len(live)}"
+                f"model_copies has {counted(len(copies), 'value')}, params {len(live)}"
             )
         places = (abi.Buffer * len(live))(*map(buffer_of, live))
         places_of_copies = (abi.Buffer * len(copies))(*map(buffer_of, copies))

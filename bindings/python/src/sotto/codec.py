@@ -11,6 +11,7 @@ from ._buffers import Buffers
 from ._handle import HandleOwner
 from ._json import json_text
 from ._lib import Library, interruptible
+from ._text import counted
 from .errors import InternalError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def export_state(comm: Comm, name: str, handle: c.c_void_p, mode: int) -> bytear
 
     interruptible(work)
     if need.value > len(blob):
-        raise InternalError(f"{name} said {len(blob)} bytes and then {need.value}")
+        raise InternalError(f"{name} said {counted(len(blob), 'byte')} and then {need.value}")
     return blob if need.value == len(blob) else blob[: need.value]
 
 

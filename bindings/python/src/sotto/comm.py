@@ -16,6 +16,7 @@ from ._call import INT32, call_on, call_options, whole_number
 from ._handle import HandleOwner
 from ._json import json_text
 from ._lib import Library, interruptible, text_of
+from ._text import counted
 from .errors import InvalidArgumentError, InvalidStateError, SottoError, error_of
 from .exchange import Exchanges
 from .work import Work, orphans
@@ -149,7 +150,7 @@ class Comm(Exchanges, HandleOwner):
         ins, outs = self._inputs(x), self._outputs(out)
         if ins.n != outs.n:
             raise InvalidArgumentError(
-                f"x has {ins.n} arrays and out has {outs.n}; they have to be as many"
+                f"x has {counted(ins.n, 'array')} and out has {outs.n}; they have to be as many"
             )
         return ins, outs
 

@@ -12,6 +12,7 @@ from typing import Any
 from . import _abi as abi
 from ._handle import Context, HandleOwner
 from ._lib import Library, interruptible, library, microseconds
+from ._text import counted
 from .comm import Comm
 from .errors import InvalidArgumentError, InvalidStateError
 from .launch import Launch, detect, looked_for, rendezvous
@@ -175,7 +176,7 @@ def create_comm(
         text = bytes(unique_id)
         if len(text) != abi.SOTTO_UNIQUE_ID_BYTES:
             raise InvalidArgumentError(
-                f"unique_id has {len(text)} bytes; it needs {abi.SOTTO_UNIQUE_ID_BYTES}"
+                f"unique_id has {counted(len(text), 'byte')}; it needs {abi.SOTTO_UNIQUE_ID_BYTES}"
             )
         struct = abi.UniqueId.from_buffer_copy(text)
         config.id = c.pointer(struct)

@@ -16,6 +16,7 @@ from ._frameworks import await_current_stream, bytes_of_bools
 from ._json import config_text, json_text
 from ._lib import interruptible, library
 from ._registered import Registered
+from ._text import counted
 from .codec import export_state, import_state, state_mode
 from .comm import Comm
 from .errors import InvalidArgumentError, InvalidStateError, SottoError
@@ -316,7 +317,9 @@ class Optimizer(Registered):
                 file.seek(begin + offset)
                 part = file.read(n)
                 if len(part) != n:
-                    raise EOFError(f"the file has {len(part)} bytes at {offset}, {n} are needed")
+                    raise EOFError(
+                        f"the file has {counted(len(part), 'byte')} at {offset}, {n} are needed"
+                    )
                 c.memmove(data, part, n)
             except BaseException as error:  # raised below, outside of C
                 failed.append(error)
@@ -377,7 +380,7 @@ class Optimizer(Registered):
             buffers = Buffers(values, f"arrays[{name!r}]", writable=False)
             if buffers.n != 1:
                 raise InvalidArgumentError(
-                    f"arrays[{name!r}] is a list of {buffers.n} arrays; one is needed"
+                    f"arrays[{name!r}] is a list of {counted(buffers.n, 'array')}; one is needed"
                 )
             keep.append(buffers)
             struct.struct_size = c.sizeof(abi.NamedArray)

@@ -10,6 +10,7 @@ use crate::comm::{number, Comm};
 use crate::error::{Error, Result};
 use crate::left;
 use crate::op::{Handle, Op};
+use crate::text::counted;
 
 /// The parts of one buffer: elements that belong to each rank, and where they begin.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -304,7 +305,8 @@ impl Sides {
         let (a, b) = (ins.map(|views| views.0.len()), outs.map(|views| views.0.len()));
         match (a, b) {
             (Some(a), Some(b)) if a != b => Err(Error::argument(format!(
-                "input has {a} buffers and output {b}; they have to be as many"
+                "input has {} and output {b}; they have to be as many",
+                counted(a, "buffer")
             ))),
             _ => Ok(a.or(b).unwrap_or(0) as u64),
         }
@@ -330,8 +332,9 @@ impl CParts {
             };
             if parts.len() as u64 != n {
                 return Err(Error::argument(format!(
-                    "there are parts of {} {what} buffers, and {n} buffers; give parts for each",
-                    parts.len()
+                    "there are parts of {}, and {}; give parts for each",
+                    counted(parts.len(), &format!("{what} buffer")),
+                    counted(n as usize, "buffer")
                 )));
             }
             for (c, of_buffer) in structs.iter_mut().zip(parts) {

@@ -58,6 +58,7 @@ mod registered;
 mod reports;
 mod step_overlap;
 mod tensor;
+mod text;
 
 pub use buffers::{Source, Target, Views};
 pub use call::{Call, Reduce, PRIORITY_BACKGROUND};

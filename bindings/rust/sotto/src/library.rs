@@ -8,6 +8,7 @@ use sotto_sys::Api;
 
 use crate::error::{Error, Result, Status};
 use crate::find::find;
+use crate::text::counted;
 
 static LOADED: Mutex<Option<&'static Api>> = Mutex::new(None);
 
@@ -84,7 +85,7 @@ pub(crate) fn export(
     if needed > cap {
         return Err(Error::new(
             Status::Internal,
-            format!("an export said {cap} bytes and then {needed}"),
+            format!("an export said {} and then {needed}", counted(cap as usize, "byte")),
         ));
     }
     bytes.truncate(needed as usize);

@@ -15,6 +15,7 @@ use crate::owner::Owner;
 use crate::params::{self, parameter_memory, CParams, Param};
 use crate::registered::{Registered, Step};
 use crate::tensor::Tensor;
+use crate::text::counted;
 
 /// Hot figures of an optimizer.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -277,6 +278,6 @@ impl Drop for Optimizer {
 
 impl std::fmt::Debug for Optimizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Optimizer({} parameters)", self.len())
+        write!(f, "Optimizer({})", counted(self.len(), "parameter"))
     }
 }

@@ -13,6 +13,7 @@ use crate::owner::Owner;
 use crate::params::{self, parameter_memory, CParams, Param};
 use crate::registered::{Registered, Step};
 use crate::tensor::Tensor;
+use crate::text::counted;
 
 /// What a step of an outer optimizer has done: bits of [`OuterInfo::events`].
 pub mod events {
@@ -245,7 +246,7 @@ impl Outer {
 
 impl std::fmt::Debug for Outer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Outer({} parameters)", self.len())
+        write!(f, "Outer({})", counted(self.len(), "parameter"))
     }
 }
 

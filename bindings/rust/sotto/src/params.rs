@@ -8,6 +8,7 @@ use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::library::c_text;
 use crate::tensor::Tensor;
+use crate::text::counted;
 
 /// One tensor of an optimizer, with its memory: all of as many elements.
 pub struct Param {
@@ -61,8 +62,8 @@ impl Param {
         let view = tensor.map(Tensor::view).unwrap_or_default();
         if tensor.is_some() && view.count != self.param.len() as u64 {
             return Err(Error::argument(format!(
-                "{what} has {} elements, its parameter has {}",
-                view.count,
+                "{what} has {}, its parameter has {}",
+                counted(view.count as usize, "element"),
                 self.param.len()
             )));
         }
@@ -185,9 +186,9 @@ macro_rules! parameter_memory {
             self.inner.memory_mut()?;
             if !model_copies.is_empty() && model_copies.len() != params.len() {
                 return Err(Error::argument(format!(
-                    "there are {} model copies for {} parameters; give one for each, or none",
-                    model_copies.len(),
-                    params.len()
+                    "model_copies has {} for {}; give one for each, or none",
+                    counted(model_copies.len(), "tensor"),
+                    counted(params.len(), "parameter")
                 )));
             }
             let (live, copies) = (params::views(params), params::views(model_copies));

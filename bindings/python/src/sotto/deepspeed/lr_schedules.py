@@ -13,6 +13,7 @@ from typing import Any, Union
 
 import torch
 
+from .._text import counted
 from ..errors import InvalidArgumentError
 from .logs import logger
 
@@ -57,7 +58,8 @@ class _Schedule:
         if isinstance(value, (int, float)):
             return [value] * n
         if len(value) != n:
-            raise InvalidArgumentError(f"{name} has {len(value)} values for {n} parameter groups")
+            found, groups = counted(len(value), "value"), counted(n, "parameter group")
+            raise InvalidArgumentError(f"{name} has {found} for {groups}")
         return list(value)
 
     def get_lr(self) -> list[float]:

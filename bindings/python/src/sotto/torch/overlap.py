@@ -13,6 +13,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .. import overlap as plain
+from .._text import counted
 from .._view import HOST
 from ..comm import Comm
 from ..errors import InvalidArgumentError, InvalidStateError
@@ -400,8 +401,8 @@ class Overlap:
             if self._missing:
                 names = ", ".join(f'"{self._named[i][0]}"' for i in sorted(self._missing)[:8])
                 raise InvalidStateError(
-                    f"{len(self._missing)} of {len(self._named)} parameters got no gradient in "
-                    f'backward(): {names}; with unused="zero" it counts as zeros'
+                    f"{len(self._missing)} of {counted(len(self._named), 'parameter')} got no "
+                    f'gradient in backward(): {names}; with unused="zero" it counts as zeros'
                 )
             self._overlap.finish()
         except BaseException as error:
