@@ -10,8 +10,8 @@
 
 #include "tests/conformance/transport_suite.h"
 #include "tests/support/kill_campaign.h"
+#include "tests/support/tcp_case.h"
 #include "tests/support/temp_dir.h"
-#include "transports/tcp/tcp_backend.h"
 
 namespace sotto::test {
 namespace {
@@ -21,15 +21,6 @@ using testing::HasSubstr;
 using testing::StartsWith;
 
 constexpr int kChildSeconds = kSanitized ? 60 : 20;
-
-TransportCase tcp_case() {
-  return {"tcp", [](const Clock& clock) {
-            TcpOptions options;
-            options.clock = &clock;
-            options.heartbeat_ms = 50;
-            return make_tcp_backend(options);
-          }};
-}
 
 // A child that does nothing, until the file is there.
 void fork_child(const std::string& until) {

@@ -12,7 +12,7 @@
 
 #include "tests/conformance/transport_suite.h"
 #include "tests/support/kill_campaign.h"
-#include "transports/tcp/tcp_backend.h"
+#include "tests/support/tcp_case.h"
 
 namespace sotto::test {
 namespace {
@@ -24,15 +24,6 @@ using testing::StartsWith;
 
 // Of what a time-out is to end.
 constexpr int64_t kShortUs = 10'000'000;
-
-TransportCase tcp_case() {
-  return {"tcp", [](const Clock& clock) {
-            TcpOptions options;
-            options.clock = &clock;
-            options.heartbeat_ms = 50;
-            return make_tcp_backend(options);
-          }};
-}
 
 // Carries rank 0's id to the others.
 UniqueId share_id(RankKit& kit, const std::string& path) {
