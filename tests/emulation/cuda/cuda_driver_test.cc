@@ -162,6 +162,8 @@ TEST_F(FakeDriverDeathTest, WaitsThatCannotEndAreTold) {
   cudaStream_t a = stream(), b = stream();
   float* x = floats(kN);
   std::vector<float> pageable(kN);
+  cudaMemPool_t pool = nullptr;
+  CUDA_OK(cudaDeviceGetDefaultMemPool(&pool, 0));
   {
     Word word;
     wait_for(word, a);
@@ -172,6 +174,8 @@ TEST_F(FakeDriverDeathTest, WaitsThatCannotEndAreTold) {
         "a wait.");
     EXPECT_DEATH(pinned(1), "cudaMallocHost waits with the context's lock");
     EXPECT_DEATH(stream(), "cudaStreamCreateWithFlags waits with the context's lock");
+    EXPECT_DEATH(cudaMemPoolTrimTo(pool, 0), "cudaMemPoolTrimTo waits with the context's lock");
+    EXPECT_DEATH(cudaMemPoolDestroy(pool), "cudaMemPoolDestroy waits with the context's lock");
     EXPECT_DEATH(cudaMemcpyAsync(pageable.data(), x, 4, cudaMemcpyDeviceToHost, a),
                  "cudaMemcpyAsync to pageable memory waits with the context's lock");
     word.set();

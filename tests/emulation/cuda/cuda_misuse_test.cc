@@ -173,11 +173,20 @@ TEST_F(FakeCudaDeathTest, CallsThatMayWaitForAHeldStream) {
   CUDA_OK(cudaStreamSynchronize(free));
   EXPECT_TRUE(waits_behind_blocks().empty());
   float* more = pinned(1);
-  EXPECT_EQ(waits_behind_blocks(), std::vector<std::string>{"cudaMallocHost"});
+  cudaMemPool_t pool = nullptr;
+  cudaMemPoolProps properties{};
+  properties.allocType = cudaMemAllocationTypePinned;
+  properties.location.type = cudaMemLocationTypeDevice;
+  CUDA_OK(cudaMemPoolCreate(&pool, &properties));
+  CUDA_OK(cudaMemPoolTrimTo(pool, 0));
+  CUDA_OK(cudaMemPoolDestroy(pool));
+  EXPECT_EQ(waits_behind_blocks(),
+            (std::vector<std::string>{"cudaMallocHost", "cudaMemPoolCreate", "cudaMemPoolTrimTo",
+                                      "cudaMemPoolDestroy"}));
   std::atomic_ref(*reinterpret_cast<uint32_t*>(word)).store(1);
   for (float* memory : {word, more}) CUDA_OK(cudaFreeHost(memory));
   CUDA_OK(cudaFree(a));
-  EXPECT_EQ(waits_behind_blocks().size(), 1u) << "the word has its value";
+  EXPECT_EQ(waits_behind_blocks().size(), 4u) << "the word has its value";
   for (cudaStream_t s : {held, free}) CUDA_OK(cudaStreamDestroy(s));
 }
 

@@ -46,6 +46,9 @@ constexpr std::string_view kMayWait[] = {"cudaMalloc",
                                          "cudaStreamCreate",
                                          "cudaStreamCreateWithFlags",
                                          "cudaStreamCreateWithPriority",
+                                         "cudaMemPoolCreate",
+                                         "cudaMemPoolDestroy",
+                                         "cudaMemPoolTrimTo",
                                          "cudaDeviceSynchronize"};
 
 bool contains(std::span<const std::string_view> names, std::string_view name) {
