@@ -34,6 +34,7 @@ std::string& g_sent = *new std::string;
 
 thread_local int t_depth = 0;
 thread_local std::vector<Operation> t_group;
+thread_local std::vector<std::function<void()>> t_ends;  // of communicators, in the group
 
 ncclResult_t begin(const char* name, int since = 21400) {
   if (environment().version < since) {
@@ -168,43 +169,6 @@ ncclResult_t submit(ncclComm_t handle, cudaStream_t stream, const char* name,
   return flush();
 }
 
-char* part(void* at, size_t bytes, int index) {
-  return static_cast<char*>(at) + bytes * static_cast<size_t>(index);
-}
-const char* part(const void* at, size_t bytes, int index) {
-  return static_cast<const char*>(at) + bytes * static_cast<size_t>(index);
-}
-
-// What every rank holds of a range, reduced in the order of ranks. `mine`: this rank's part.
-ncclResult_t reduce_in_order(Comm& c, uint32_t code, const void* mine, std::vector<char>* sum,
-                             size_t n, ncclDataType_t type, ncclRedOp_t op) {
-  const size_t bytes = n * type_bytes(type);
-  std::vector<char> theirs(bytes);
-  for (int r = 0; r < c.size; ++r) {
-    const void* from = mine;
-    if (r != c.rank) {
-      if (const auto e = c.receive(r, code, theirs.data(), bytes); e != ncclSuccess) return e;
-      from = theirs.data();
-    }
-    if (r == 0) {
-      sum->assign(static_cast<const char*>(from), static_cast<const char*>(from) + bytes);
-    } else {
-      reduce_into(sum->data(), from, n, type, op);
-    }
-  }
-  if (op == ncclAvg) divide(sum->data(), n, type, c.size);
-  return ncclSuccess;
-}
-
-ncclResult_t send_to_all(Comm& c, uint32_t code, const void* data, size_t bytes, bool parts) {
-  for (int r = 0; r < c.size; ++r) {
-    if (r == c.rank) continue;
-    const auto e = c.send(r, code, parts ? part(data, bytes, r) : data, bytes);
-    if (e != ncclSuccess) return e;
-  }
-  return ncclSuccess;
-}
-
 struct Place {
   int color, key, rank;
 };
@@ -232,6 +196,22 @@ uint64_t mix(uint64_t a, uint64_t b) {
   a ^= b + 0x9e3779b97f4a7c15u + (a << 6) + (a >> 2);
   a *= 0xff51afd7ed558ccdu;
   return a ^ (a >> 33);
+}
+
+// Since 2.22 the end of a communicator is a job of the group that is open. What runs on its device
+// is told at once.
+void end_now_or_with_group(std::function<void()> end) {
+  if (t_depth > 0 && environment().version >= 22200) {
+    t_ends.push_back(std::move(end));
+  } else {
+    end();
+  }
+}
+
+void give_memory_back(const Comm& comm) {
+  comm.wait_pending();
+  comm.wait_graphs();
+  wait_for_device();
 }
 
 bool valid_config(const ncclConfig_t* config) {
@@ -391,12 +371,12 @@ ncclResult_t ncclCommDestroy(ncclComm_t handle) {
   const CommRef comm = find(handle, __func__);
   if (comm->under_way > 0) misuse("ncclCommDestroy: the communicator is in progress");
   if (comm->worker.joinable()) comm->worker.join();
-  comm->wait_pending();
-  comm->wait_graphs();
-  wait_for_device();
-  if (comm->link != nullptr) comm->link->leave(comm->id, comm->world, false);
-  forget_captured(*comm);
-  remove(handle);
+  end_now_or_with_group([comm, handle] {
+    give_memory_back(*comm);
+    if (comm->link != nullptr) comm->link->leave(comm->id, comm->world, false);
+    forget_captured(*comm);
+    remove(handle);
+  });
   return begun;
 }
 
@@ -407,12 +387,12 @@ ncclResult_t ncclCommAbort(ncclComm_t handle) {
   if (comm->linked) comm->link->wake();
   if (comm->worker.joinable()) comm->worker.join();
   if (comm->link != nullptr) comm->link->wake();
-  comm->wait_pending();
-  comm->wait_graphs();
-  wait_for_device();
-  if (comm->link != nullptr) comm->link->leave(comm->id, comm->world, true);
-  comm->link.reset();  // what graphs have of it does nothing any more
-  remove(handle);
+  end_now_or_with_group([comm, handle] {
+    give_memory_back(*comm);
+    if (comm->link != nullptr) comm->link->leave(comm->id, comm->world, true);
+    comm->link.reset();  // what graphs have of it does nothing any more
+    remove(handle);
+  });
   return begun;
 }
 
@@ -497,7 +477,9 @@ ncclResult_t ncclGroupStart() {
 ncclResult_t ncclGroupEnd() {
   const ncclResult_t begun = begin(__func__);
   if (t_depth == 0) misuse("ncclGroupEnd without ncclGroupStart");
-  --t_depth;
+  if (--t_depth == 0) {
+    for (const auto& end : std::exchange(t_ends, {})) end();
+  }
   if (begun == ncclSuccess) return flush();
   for (const Operation& o : t_group) leave_group(*o.comm);
   t_group.clear();

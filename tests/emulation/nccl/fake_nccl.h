@@ -10,7 +10,8 @@
 // which takes both of them: until then the communicator is in progress, or the call blocks.
 //
 // Communicators end, also by an abort, when all graphs that have operations of them are destroyed.
-// Until then those that do not block are in progress behind ncclCommFinalize.
+// Until then those that do not block are in progress behind ncclCommFinalize. Since 2.22 destroys
+// and aborts in a group end with it; what runs on the device for an aborted one ends at once.
 //
 // What it does that NCCL would do silently or not at all: illegal use ends the process with a text
 // (several threads on one communicator, unbalanced groups, buffers that are not the device's or are

@@ -410,6 +410,30 @@ TEST(FakeNccl, AFinalizeThatHangsEndsWithAnAbort) {
   }
 }
 
+// Since 2.22: what it has on the device ends at once, the rest with the group.
+TEST(FakeNccl, AnAbortInAGroupFreesAtItsEnd) {
+  ncclUniqueId id;
+  ncclComm_t comm = nullptr;
+  cudaStream_t stream = nullptr;
+  float* x = nullptr;
+  ASSERT_EQ(ncclGetUniqueId(&id), ncclSuccess);
+  ASSERT_EQ(ncclCommInitRank(&comm, 1, id, 0), ncclSuccess);
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  ASSERT_EQ(cudaMalloc(reinterpret_cast<void**>(&x), sizeof *x), cudaSuccess);
+  fake_nccl_hang(0);
+  EXPECT_EQ(ncclAllReduce(x, x, 1, ncclFloat32, ncclSum, comm, stream), ncclSuccess);
+  std::this_thread::sleep_for(50ms);
+  EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady);
+  EXPECT_EQ(ncclGroupStart(), ncclSuccess);
+  EXPECT_EQ(ncclCommAbort(comm), ncclSuccess);
+  EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  EXPECT_EQ(fake_nccl_live_comms(), 1u);
+  EXPECT_EQ(ncclGroupEnd(), ncclSuccess);
+  EXPECT_EQ(fake_nccl_live_comms(), 0u);
+  EXPECT_EQ(cudaFree(x), cudaSuccess);
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
 class FakeNcclDeathTest : public testing::Test {
  protected:
   void SetUp() override {

@@ -107,4 +107,33 @@ void divide(void* to, size_t n, ncclDataType_t type, int ranks) {
   with_type(type, [&](auto x) { divide_as<decltype(x)>(to, n, ranks); });
 }
 
+ncclResult_t reduce_in_order(Comm& c, uint32_t code, const void* mine, std::vector<char>* sum,
+                             size_t n, ncclDataType_t type, ncclRedOp_t op) {
+  const size_t bytes = n * type_bytes(type);
+  std::vector<char> theirs(bytes);
+  for (int r = 0; r < c.size; ++r) {
+    const void* from = mine;
+    if (r != c.rank) {
+      if (const auto e = c.receive(r, code, theirs.data(), bytes); e != ncclSuccess) return e;
+      from = theirs.data();
+    }
+    if (r == 0) {
+      sum->assign(static_cast<const char*>(from), static_cast<const char*>(from) + bytes);
+    } else {
+      reduce_into(sum->data(), from, n, type, op);
+    }
+  }
+  if (op == ncclAvg) divide(sum->data(), n, type, c.size);
+  return ncclSuccess;
+}
+
+ncclResult_t send_to_all(Comm& c, uint32_t code, const void* data, size_t bytes, bool parts) {
+  for (int r = 0; r < c.size; ++r) {
+    if (r == c.rank) continue;
+    const auto e = c.send(r, code, parts ? part(data, bytes, r) : data, bytes);
+    if (e != ncclSuccess) return e;
+  }
+  return ncclSuccess;
+}
+
 }  // namespace sotto::fake_nccl
