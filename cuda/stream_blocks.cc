@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "cuda/calls/blocked_streams.h"
+
 namespace sotto {
 namespace {
 
@@ -63,6 +65,7 @@ Result<BlockId> StreamBlocks::block(CUstream stream) {
   }
   SOTTO_TRY(check_process());
   SOTTO_ASSIGN(const Block block, take());
+  BlockedStreams::of(device_).add();
   const CUresult result = wait_(stream, reinterpret_cast<CUdeviceptr>(word(block.id)), block.value,
                                 CU_STREAM_WAIT_VALUE_GEQ);
   if (result == CUDA_SUCCESS) return block.id;
@@ -74,6 +77,7 @@ Result<BlockId> StreamBlocks::block(CUstream stream) {
 void StreamBlocks::unblock(BlockId block) {
   std::atomic_ref(*word(block)).store(value_of(block), std::memory_order_release);
   give_back(block);
+  BlockedStreams::of(device_).remove();
 }
 
 Status StreamBlocks::unblock_behind(CUstream behind, BlockId block) {
@@ -85,6 +89,7 @@ Status StreamBlocks::unblock_behind(CUstream behind, BlockId block) {
                  static_cast<int>(result));
   }
   give_back(block);
+  BlockedStreams::of(device_).remove();
   return ok_status();
 }
 

@@ -1,6 +1,6 @@
-// NCCL's aborts and destroys wait for the device. That does not stand still while an operation of
-// another comm has its stream blocked, which the thread that drives is to carry on. Ranks are
-// threads.
+// NCCL's aborts and destroys wait for the device, as drivers do with the context's lock. That does
+// not stand still while an operation of another comm has its stream blocked, which the thread that
+// drives is to carry on. Ranks are threads.
 #include <atomic>
 #include <barrier>
 #include <chrono>
@@ -106,7 +106,8 @@ TYPED_TEST_SUITE(NcclEnds, Endings);
 
 // Rank 0 has a stream blocked for an operation over TCP, in which rank 1 takes part when NCCL has
 // begun to end.
-TYPED_TEST(NcclEnds, KeepNoOtherCommWaiting) {
+template <class Ending>
+void keep_no_other_comm_waiting() {
   std::atomic<bool> blocked{false}, watched{false};
   std::atomic<uint64_t> before{0};
   std::barrier ranks(2);
@@ -115,23 +116,25 @@ TYPED_TEST(NcclEnds, KeepNoOtherCommWaiting) {
   options.on_rank = [](int32_t rank) { CUDA_OK(cudaSetDevice(rank)); };
   EXPECT_EQ(run_world(2, options,
                       [&](Member& self) {
-                        TypeParam ending(self, nccl_comm(self, 60'000'000));
-                        ranks.arrive_and_wait();  // a comm that is being made would fail
+                        sotto_comm* const nccl = nccl_comm(self, 60'000'000);
                         Tensors tensors(Where::kCuda, self.rank);
                         std::vector<float> x(1000, 1.0f);
                         const sotto_buffer a = tensors.add(x);
                         const sotto_call call = tensors.call();
+                        // Allocates what the next one needs.
+                        OK(sotto_all_reduce(self.comm, &a, &a, 1, &call, nullptr));
+                        Ending ending(self, nccl);
+                        ranks.arrive_and_wait();  // a comm that is being made would fail
                         if (self.rank == 1) {
                           await([&] {
-                            return blocked && watched &&
-                                   fake_nccl_calls_of(TypeParam::kCall) > before;
+                            return blocked && watched && fake_nccl_calls_of(Ending::kCall) > before;
                           });
                         }
                         sotto_op* op = nullptr;
                         OK(sotto_all_reduce(self.comm, &a, &a, 1, &call, &op));
                         if (self.rank == 0) {
                           OK(sotto_op_stream_wait(op, tensors.stream()));
-                          before = fake_nccl_calls_of(TypeParam::kCall);
+                          before = fake_nccl_calls_of(Ending::kCall);
                           fake_nccl_wait_for_device(true);
                           blocked = true;
                           ending.end(watched);
@@ -140,9 +143,18 @@ TYPED_TEST(NcclEnds, KeepNoOtherCommWaiting) {
                         OK(sotto_op_release(op));
                         ending.finish();
                         tensors.download();
-                        require(x[999] == 2.0f, "the sum");
+                        require(x[999] == 4.0f, "the sum");
                       }),
             "");
+}
+
+TYPED_TEST(NcclEnds, KeepNoOtherCommWaiting) { keep_no_other_comm_waiting<TypeParam>(); }
+
+// Nor with the lock of the context, which every call of CUDA takes, and with which NCCL's calls
+// that free may wait.
+TYPED_TEST(NcclEnds, WaitForNoBlockedStreamWithALock) {
+  fake_cuda::configure({.devices = 4, .context_lock = true, .deadlock_ms = 10'000});
+  keep_no_other_comm_waiting<TypeParam>();
 }
 
 }  // namespace

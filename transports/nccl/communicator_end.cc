@@ -1,9 +1,11 @@
 #include "transports/nccl/communicator_end.h"
 
+#include <optional>
 #include <system_error>
 #include <utility>
 
 #include "core/base/log.h"
+#include "cuda/calls/blocked_streams.h"
 #include "cuda/calls/cuda_calls.h"
 
 namespace sotto::nccl {
@@ -11,6 +13,10 @@ namespace {
 
 // Between looks at whether NCCL has finalized a communicator, of which it does not tell.
 constexpr auto kPause = std::chrono::microseconds(50);
+
+// The first in which the end of a communicator is a job of the group that is open.
+constexpr int kEndsWithGroups = 22200;
+const std::atomic<bool> kNever{false};
 
 void warn(const Status& status, const char* consequence) {
   if (!status.ok()) log(LogLevel::kWarn, "{}{}", status.text(), consequence);
@@ -62,10 +68,10 @@ void CommunicatorEnd::start() {
   try {
     thread_ = std::thread([state = state_] { run(*state); });
   } catch (const std::system_error&) {  // there are no more threads
-    if (!state_->graphs.any()) return run(*state_);
+    if (!state_->graphs.any() && !BlockedStreams::of(state_->device).any()) return run(*state_);
     log(LogLevel::kError,
         "nccl: there is no thread to end a communicator on cuda:{} when the CUDA graphs with its "
-        "operations are destroyed; it is left behind",
+        "operations are destroyed and no stream is blocked; it is left behind",
         state_->device);
   }
 }
@@ -75,11 +81,28 @@ void CommunicatorEnd::run(State& state) noexcept {
   const OnDevice on(state.device);
   state.graphs.wait_for_none(state.abort);
   if (!state.abort && finalize(state)) {
-    warn(api.status(api.CommDestroy(state.comm), "ncclCommDestroy", nullptr), "");
+    give_back(state, api.CommDestroy, "ncclCommDestroy");
   } else {
-    warn(api.status(api.CommAbort(state.comm), "ncclCommAbort", nullptr), "");
+    give_back(state, api.CommAbort, "ncclCommAbort");
   }
   state.over.store(true, std::memory_order_release);
+}
+
+// Destroys or aborts it. In a group the call returns when what is under way is told to end, and the
+// end of the group frees.
+void CommunicatorEnd::give_back(const State& state, ncclResult_t (*call)(ncclComm_t),
+                                const char* name) {
+  const Api& api = *state.api;
+  if (api.version < kEndsWithGroups || api.GroupStart() != ncclSuccess) {
+    std::optional<NoneBlocked> frees(std::in_place, state.device, kPatience);
+    if (state.graphs.any()) frees.reset();  // NCCL waits for them first
+    warn(api.status(call(state.comm), name, nullptr), "");
+    return;
+  }
+  warn(api.status(call(state.comm), name, nullptr), "");
+  state.graphs.wait_for_none(kNever);
+  const NoneBlocked frees(state.device);
+  warn(api.status(api.GroupEnd(), "ncclGroupEnd", nullptr), "");
 }
 
 // True: it can be destroyed.

@@ -6,6 +6,10 @@
 // While graphs have calls of the communicator NCCL cannot end it. Then the thread is left to wait
 // for that, and nobody waits for the thread.
 //
+// While streams of the device are blocked (BlockedStreams) nothing is given back: NCCL would wait
+// for them with a lock of the context that their operations need. What an aborted communicator has
+// on the device is told to end before that, by versions from 2.22 on.
+//
 // Threads: one at a time.
 #pragma once
 
@@ -23,6 +27,8 @@ class CommunicatorEnd {
  public:
   // How long an end may take before its thread is left behind.
   static constexpr std::chrono::milliseconds kLimit{10'000};
+  // How long an end by an older NCCL than 2.22 waits for streams that are blocked.
+  static constexpr std::chrono::milliseconds kPatience{1'000};
 
   // The communicator is the end's, which has not begun. `limit`: as kLimit.
   CommunicatorEnd(std::shared_ptr<const Api> api, ncclComm_t comm, int device, LiveGraphs graphs,
@@ -54,6 +60,7 @@ class CommunicatorEnd {
   };
   static void run(State& state) noexcept;
   static bool finalize(const State& state);
+  static void give_back(const State& state, ncclResult_t (*call)(ncclComm_t), const char* name);
   void start();
 
   const std::shared_ptr<State> state_;

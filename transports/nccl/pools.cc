@@ -2,7 +2,12 @@
 
 #include <algorithm>
 #include <bit>
+#include <system_error>
+#include <thread>
+#include <utility>
 
+#include "core/base/log.h"
+#include "cuda/calls/blocked_streams.h"
 #include "cuda/calls/cuda_calls.h"
 
 namespace sotto::nccl {
@@ -12,9 +17,26 @@ constexpr uint64_t kSmallestBlock = 4096;
 
 }  // namespace
 
+// Not on this thread, whose work they may wait for, while streams are blocked.
 PinnedPool::~PinnedPool() {
-  const OnDevice on(device_);
-  for (void* const memory : allocated_) (void)cudaFreeHost(memory);
+  const auto give_back = [device = device_, all = std::move(allocated_)] {
+    const OnDevice on(device);
+    for (void* const memory : all) (void)cudaFreeHost(memory);
+  };
+  if (const NoneBlocked now(device_, std::chrono::milliseconds(0)); now.holds()) {
+    give_back();
+    return;
+  }
+  try {
+    std::thread([device = device_, give_back] {
+      const NoneBlocked later(device);
+      give_back();
+    }).detach();
+  } catch (const std::system_error&) {
+    log(LogLevel::kError,
+        "nccl: there is no thread to give back pinned memory on cuda:{}, which is left behind",
+        device_);
+  }
 }
 
 uint64_t PinnedPool::block_size(uint64_t bytes) {
