@@ -15,6 +15,7 @@ suites=(
   'device       4 1 eager,default            memory, copies, events and streams of the device'
   'kernels     24 3 default                  kernels, compared with the CPU on the same inputs'
   'memcheck    16 2 default                  accesses to memory, by compute-sanitizer, in a part of capi'
+  'kernelcheck 16 2 default                  accesses to memory, by compute-sanitizer, in a part of kernels'
   'racecheck   16 2 default                  hazards in shared memory, by compute-sanitizer, in a part of kernels'
   'capi         8 2 eager,default            collectives, codecs, optimizers, graphs, compared with the CPU bit for bit'
   'streams      4 1 one_queue                streams that wait for operations'
@@ -295,17 +296,21 @@ has() {
 suite_device() { run_cases "$folder/bin/sotto-test-cuda_device"; }
 suite_kernels() { run_cases "$folder/bin/sotto-test-kernels_cuda"; }
 
-# sanitized TOOL PROGRAM CASES: under compute-sanitizer, which is too slow for all cases.
+# sanitized TOOL PROGRAM CASES [VARIABLE=VALUE...]: under compute-sanitizer, which is too slow for all cases.
 sanitized() {
-  local toolkit=${CUDA_HOME:-/usr/local/cuda} sanitizer
+  local tool=$1 program=$2 cases=$3 toolkit=${CUDA_HOME:-/usr/local/cuda} sanitizer
+  shift 3
   sanitizer=$(PATH=$PATH:$toolkit/bin command -v compute-sanitizer) ||
     { record skipped "there is no compute-sanitizer in PATH, nor in $toolkit/bin" && return; }
-  run_cases "$sanitizer" --tool "$1" --error-exitcode 99 --report-api-errors no "$folder/bin/$2" --gtest_filter="$3"
+  run_cases env "$@" "$sanitizer" --tool "$tool" --error-exitcode 99 --report-api-errors no "$folder/bin/$program" \
+    --gtest_filter="$cases"
 }
 
-# Tensors are allocations of their own there; those of kernels' cases are parts of large ones.
+kernel_cases='*Equal*TheReference*:KernelsNorms.*'
 suite_memcheck() { sanitized memcheck sotto-test-cuda '*SameBits*'; }
-suite_racecheck() { sanitized racecheck sotto-test-kernels_cuda '*Equal*TheReference*:KernelsNorms.*'; }
+# Operands of kernels are parts of large allocations, unless each is asked to be one of its own.
+suite_kernelcheck() { sanitized memcheck sotto-test-kernels_cuda "$kernel_cases" PINNED_ALLOCATIONS=own; }
+suite_racecheck() { sanitized racecheck sotto-test-kernels_cuda "$kernel_cases"; }
 suite_capi() { run_cases "$folder/bin/sotto-test-cuda"; }
 suite_streams() { run_cases "$folder/bin/sotto-test-cuda" --gtest_filter='CudaStreams.*:CudaDevices.*'; }
 suite_conformance() { run_cases "$folder/bin/sotto-test-conformance" --gtest_filter='*cuda*'; }

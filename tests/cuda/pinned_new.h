@@ -1,6 +1,11 @@
 // Tests of other devices keep their tensors in vectors. In a program with pinned_new.cc, which
 // replaces operator new, these can lie in memory that CUDA has pinned, so that a CUDA device reads
 // and writes them in the order of its lanes. Most devices reach no other memory of the host.
+//
+// What is written up to 16 bytes in front of such memory or behind it ends the process when the
+// memory is given back. With PINNED_ALLOCATIONS=own in the environment each is an allocation of
+// CUDA's that ends where it ends, so that compute-sanitizer sees all accesses behind it, and only
+// what is written in front of it ends the process.
 #pragma once
 
 #include "core/base/status.h"

@@ -33,7 +33,7 @@ install(TARGETS sotto sotto-run sotto-cli)
 # Notes its name, its words and its environment, and does what the file of its name says.
 PROGRAM = """#!/bin/bash
 printf '%s\\n' "${0##*/} $*" >>"$STAND_INS/calls"
-printf '%s\\n' "${0##*/} ${CUDA_MODULE_LOADING-} ${CUDA_DEVICE_MAX_CONNECTIONS-} ${GTEST_SHARD_INDEX-}/${GTEST_TOTAL_SHARDS-}" \
+printf '%s\\n' "${0##*/} ${CUDA_MODULE_LOADING-} ${CUDA_DEVICE_MAX_CONNECTIONS-} ${GTEST_SHARD_INDEX-}/${GTEST_TOTAL_SHARDS-}${PINNED_ALLOCATIONS:+ $PINNED_ALLOCATIONS}" \
   >>"$STAND_INS/environments"
 [ ! -e "$STAND_INS/${0##*/}.does" ] || . "$STAND_INS/${0##*/}.does"
 """
@@ -41,7 +41,8 @@ DEVICE = "cuda:0 (Stand-in)"
 CASES = "echo '[  PASSED  ] 9 tests.'"
 NCCL_2_28, NCCL_2_30 = "22809 /torch/libnccl.so.2", "23000 /torch/libnccl.so.2"
 EVERYTHING = [
-    "device@eager", "device@default", "kernels@default", "memcheck@default", "racecheck@default", "capi@eager", "capi@default",
+    "device@eager", "device@default", "kernels@default", "memcheck@default", "kernelcheck@default",
+    "racecheck@default", "capi@eager", "capi@default",
     "streams@one_queue", "conformance@eager", "conformance@default", "nccl@eager", "nccl@default", "nccl@one_queue", "torch_loop@eager", "torch_loop@default",
     "torch_loop@one_queue", "python@default", "bench@default", "peers@default"]
 
@@ -250,7 +251,7 @@ class Runs(Gpu):
         answer = self.checkout().run("--n", "1000")
         self.assertEqual(answer.returncode, 0, answer.stdout + answer.stderr)
         self.assertEqual(list(answer.parts), EVERYTHING)
-        self.assertEqual(answer.lines[-1], "19 suites passed, 0 failed, 0 skipped")
+        self.assertEqual(answer.lines[-1], "20 suites passed, 0 failed, 0 skipped")
         self.assertEqual(answer.names[:2], ["cmake", "cmake"])
         self.assertRegex(answer.parts["device@eager"], r"^0 min \d\d s  9 cases passed$")
         self.assertIn("5 cases passed", answer.parts["python@default"])
@@ -269,7 +270,7 @@ class Runs(Gpu):
             answer = checkout.run("--no-build", *words)
             self.assertEqual(answer.returncode, code, answer.stderr)
             self.assertIn("there is no driver", answer.stdout)
-            self.assertEqual(answer.lines[-1], f"0 suites passed, 0 failed, 19 skipped{strictly}")
+            self.assertEqual(answer.lines[-1], f"0 suites passed, 0 failed, 20 skipped{strictly}")
             self.assertEqual(answer.names, ["sotto"])
 
     def test_only_what_is_named(self):
@@ -327,7 +328,7 @@ class Failures(Gpu):
         self.assertIn("exit code 1, A.b", answer.parts["capi@eager"])
         self.assertIn("ended after 12 min 00 s", answer.parts["conformance@eager"])
         self.assertIn("exit code 2", answer.parts["bench@default"])
-        self.assertEqual(answer.lines[-1], "10 suites passed, 9 failed, 0 skipped")
+        self.assertEqual(answer.lines[-1], "10 suites passed, 10 failed, 0 skipped")
 
     def test_a_suite_that_does_not_end(self):
         checkout = self.checkout()
@@ -373,16 +374,17 @@ class Failures(Gpu):
 
 class Sanitizers(Gpu):
     def test_tools_have_a_program_each(self):
-        answer = self.checkout().run("--no-build", "--only", "memcheck,racecheck", "--shard", "2/2")
+        answer = self.checkout().run("--no-build", "--only", "memcheck,kernelcheck,racecheck", "--shard", "2/2")
         self.assertEqual(answer.returncode, 0, answer.stdout + answer.stderr)
-        self.assertEqual(list(answer.parts), ["memcheck@default", "racecheck@default"])
+        self.assertEqual(list(answer.parts), ["memcheck@default", "kernelcheck@default", "racecheck@default"])
         calls = [call.split() for call in answer.calls if call.startswith("compute-sanitizer")]
         self.assertEqual([(call[2], Path(call[7]).name) for call in calls],
-                         [("memcheck", "sotto-test-cuda"), ("racecheck", "sotto-test-kernels_cuda")])
+                         [("memcheck", "sotto-test-cuda"), ("memcheck", "sotto-test-kernels_cuda"),
+                          ("racecheck", "sotto-test-kernels_cuda")])
         for call in calls:
             self.assertEqual(call[3:7], ["--error-exitcode", "99", "--report-api-errors", "no"])
         self.assertEqual([line for line in answer.environments if "sotto-test" in line],
-                         ["sotto-test-cuda   1/2", "sotto-test-kernels_cuda   1/2"])
+                         ["sotto-test-cuda   1/2", "sotto-test-kernels_cuda   1/2 own", "sotto-test-kernels_cuda   1/2"])
 
     def test_what_they_find_fails(self):
         checkout = self.checkout()

@@ -34,11 +34,15 @@ SIMT_API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const
   return cudaSuccess;
 }
 
-// Never freed.
 SIMT_API cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
   constexpr size_t kPage = 4096;
   *memory = std::aligned_alloc(kPage, (bytes + kPage - 1) / kPage * kPage);
   return *memory != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+SIMT_API cudaError_t cudaFreeHost(void* memory) {
+  std::free(memory);
+  return cudaSuccess;
 }
 
 }  // extern "C"
