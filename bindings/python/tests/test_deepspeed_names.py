@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import importlib.util
+import math
 import os
 import re
 import subprocess
@@ -446,3 +447,29 @@ def rank_communicates():
 
 def test_the_process_group():
     assert run_ranks(2, __file__, "rank_communicates").count("communicated") == 2
+
+
+def test_trust_ratios_of_parameters_that_take_no_part(comm):
+    from sotto.deepspeed.ops.lamb import FusedLamb
+
+    def new():
+        net = torch.nn.Linear(4, 2)
+        return net, FusedLamb(net.parameters(), lr=0.01, comm=comm)
+
+    def step(net, optimizer):
+        net(torch.ones(3, 4)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    net, optimizer = new()
+    assert optimizer.get_lamb_coeffs() == []
+    step(net, optimizer)
+    assert all(ratio > 0 for ratio in optimizer.get_lamb_coeffs())
+    _, loaded = new()
+    loaded.load_state_dict(optimizer.state_dict())
+    assert loaded.get_lamb_coeffs() == []
+    net.bias.requires_grad_(False)
+    step(net, optimizer)
+    weight, bias = optimizer.get_lamb_coeffs()
+    assert weight > 0
+    assert math.isnan(bias)

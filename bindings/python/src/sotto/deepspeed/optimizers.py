@@ -7,6 +7,7 @@ the launcher's ranks meet.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -111,11 +112,17 @@ class FusedLamb(Lamb):
         super().__init__(params, *arguments, **options)
 
     def get_lamb_coeffs(self) -> list[float]:
-        """Trust ratios of the last step, one for every parameter; empty before it."""
+        """Trust ratios of the last step, one for every parameter; empty before it.
+
+        NaN: the parameter is frozen, has no elements, or no step has updated it.
+        """
         if self._optim is None:
             return []
         tensors = self.report("tensors")["tensors"]
-        return [float(tensor["trust_ratio"]) for tensor in tensors]
+        ratios = [tensor.get("trust_ratio") for tensor in tensors]
+        if all(ratio is None for ratio in ratios):
+            return []
+        return [math.nan if ratio is None else float(ratio) for ratio in ratios]
 
 
 class FusedLion(Lion):
