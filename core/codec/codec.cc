@@ -200,7 +200,7 @@ Status Codec::restore_mean(const std::vector<uint64_t>& counts, const MeanErrorF
     SOTTO_TRY(for_each_run(layout_, false, [&](const TensorRun& run) {
       const std::span<const float> errors = left.first(run.count);
       left = left.subspan(run.count);
-      return check_sent_whole(settings_, layout_, run, errors);
+      return check_sent_whole(settings_, run.tensor, counts_[run.tensor], errors);
     }));
   }
   return state_.restore_mean(mean);

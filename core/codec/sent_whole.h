@@ -2,17 +2,17 @@
 // theirs, so what a state says of one would never be sent.
 #pragma once
 
+#include <cstdint>
 #include <span>
 
 #include "core/base/codec.h"
 #include "core/base/status.h"
-#include "core/codec/tensor_runs.h"
 
 namespace sotto {
 
-// INVALID_ARGUMENT: the run is of such a tensor and has an error. errors: those of a state, for the
-// elements of the run.
-Status check_sent_whole(const CodecSettings& codec, const CompressedLayout& layout,
-                        const TensorRun& run, std::span<const float> errors);
+// INVALID_ARGUMENT: the tensor, which has so many elements, is one and has an error. errors: those
+// of a state, for some of the elements.
+Status check_sent_whole(const CodecSettings& codec, uint64_t tensor, uint64_t elements,
+                        std::span<const float> errors);
 
 }  // namespace sotto

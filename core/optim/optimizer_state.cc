@@ -49,7 +49,7 @@ Status check_errors(const OptimizerData& data, const OptimSnapshot& s, StateErro
       const auto check_run = [&](const TensorRun& run) -> Status {
         SOTTO_TRY(take(run.count));
         if (data.alone()) return ok_status();
-        return check_sent_whole(*data.codec, *data.layout, run, values);
+        return check_sent_whole(*data.codec, run.tensor, data.parameters[run.tensor].count, values);
       };
       SOTTO_TRY(for_each_run(*data.layout, false, check_run));
       continue;

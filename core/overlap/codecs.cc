@@ -7,6 +7,7 @@
 
 #include "core/base/text.h"
 #include "core/codec/coding.h"
+#include "core/codec/sent_whole.h"
 #include "core/optim/agreement.h"
 
 namespace sotto {
@@ -228,6 +229,12 @@ Status OverlapCodecs::restore_mean(const OverlapSnapshot& s) {
   std::vector<uint64_t> begins;
   uint64_t at = 0;
   for (const OverlapTensor& t : tensors_) begins.push_back(std::exchange(at, at + t.count));
+  for (size_t t = 0; t < tensors_.size(); ++t) {
+    for (const std::vector<float>* values : {&s.errors.worker, &s.errors.server}) {
+      const std::span<const float> errors(values->data() + begins[t], tensors_[t].count);
+      SOTTO_TRY(check_sent_whole(settings_, t, tensors_[t].count, errors));
+    }
+  }
   for (size_t b = 0; b < codecs_.size(); ++b) {
     MeanErrorFeedback mean;
     for (const uint32_t t : buckets_[b].tensors) {

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/ranks/capi_support.h"
+#include "tests/ranks/capi_overlap_model.h"
 
 namespace sotto::test {
 namespace {
@@ -110,6 +110,37 @@ TEST(CapiMeanState, NorIsThatOfAnOptimizersGradients) {
             for (sotto_optim* optim : {from, to, all}) OK(sotto_optim_destroy(optim));
           }),
       "");
+}
+
+TEST(CapiMeanState, NorIsThatOfAnOverlap) {
+  EXPECT_EQ(run_world(2, {},
+                      [](Member& self) {
+                        const std::vector<size_t> counts = {kLarge, kSmall};
+                        Gradients gradients(counts), others(counts);
+                        for (std::vector<float>& d : gradients.data)
+                          d = numbers(d.size(), self.rank);
+                        const auto json = [](const std::string& codec) {
+                          return R"({"codec": )" + codec + "}";
+                        };
+                        sotto_overlap* from = new_overlap(self, gradients, json(kInt8).c_str());
+                        sotto_op* op = begin(from);
+                        mark(from, {0, 1});
+                        finish(from, op);
+                        uint64_t bytes = 0;
+                        OK(sotto_overlap_state_export(from, SOTTO_STATE_MEAN, nullptr, 0, &bytes));
+                        std::vector<char> mean(bytes);
+                        OK(sotto_overlap_state_export(from, SOTTO_STATE_MEAN, mean.data(), bytes,
+                                                      &bytes));
+                        sotto_overlap* to =
+                            new_overlap(self, others, json(kSmallSentWhole).c_str());
+                        FAILS(sotto_overlap_state_import(to, SOTTO_STATE_MEAN, mean.data(), bytes),
+                              SOTTO_E_INVALID_ARGUMENT, "tensor 1", "dense_below 51");
+                        sotto_overlap* all = new_overlap(self, others, json(kAllSelected).c_str());
+                        OK(sotto_overlap_state_import(all, SOTTO_STATE_MEAN, mean.data(), bytes));
+                        for (sotto_overlap* overlap : {from, to, all})
+                          OK(sotto_overlap_destroy(overlap));
+                      }),
+            "");
 }
 
 }  // namespace

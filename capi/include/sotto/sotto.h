@@ -926,12 +926,12 @@ SOTTO_API sotto_status sotto_codec_destroy(sotto_codec* codec);
 
 /* What an export holds. exact: everything, continues bit for bit on the same number of ranks.
  * reset: error feedback is left out and starts at zero again. mean: error feedback averaged over
- * the ranks, 8 bytes per element; restores on any number of ranks (a codec's: in any codec that has
- * a residual) and loses nothing of the sum of the results. configured (optimizers): what "sotto":
- * {"checkpoint"} says, mean unless set. common (optimizers, outer ones too): exported by one rank
- * alone, as exact; imported by all ranks, of any number, from the same export, exact or common:
- * error feedback starts at zero, and what that rank of 0/1 Adam had added up since a
- * synchronisation becomes everybody's. */
+ * the ranks, 8 bytes per element; restores on any number of ranks (a codec's: in any codec that
+ * keeps residuals of the tensors that have one) and loses nothing of the sum of the results.
+ * configured (optimizers): what "sotto": {"checkpoint"} says, mean unless set. common (optimizers,
+ * outer ones too): exported by one rank alone, as exact; imported by all ranks, of any number, from
+ * the same export, exact or common: error feedback starts at zero, and what that rank of 0/1 Adam
+ * had added up since a synchronisation becomes everybody's. */
 typedef int32_t sotto_state_mode;
 #define SOTTO_STATE_CONFIGURED 0
 #define SOTTO_STATE_EXACT 1
