@@ -62,8 +62,13 @@ class LogLines {
 std::string join_of(int32_t rank, int32_t size, uint64_t token = 0) {
   return frame_of(FrameKind::kJoin, wire::Join{token, rank, size, 4711, "nowhere"}.encode());
 }
-std::string hello_of(int32_t rank, int32_t size, uint64_t token, uint32_t number) {
-  return frame_of(FrameKind::kHello, wire::Hello{token, rank, size}.encode(), number);
+// to: the rank that is greeted; -1: whoever it is.
+std::string hello_of(int32_t rank, int32_t size, uint64_t token, uint32_t number, int32_t to = -1) {
+  wire::FrameHeader header;
+  header.kind = FrameKind::kHello;
+  header.round = static_cast<uint32_t>(to + 1);
+  header.segment = number;
+  return frame_of(header, wire::Hello{token, rank, size}.encode());
 }
 
 // Bytes that are no frames, or broken ones.
@@ -335,36 +340,38 @@ TEST(TcpUnknownPeers, AtDataConnectionsOnlyTheyAreRefused) {
   const ReservedPort rendezvous, data;
   const std::string address = fmt::format("tcp://127.0.0.1:{}", rendezvous.number());
   const LogLines log;
-  EXPECT_EQ(run_ranks(2,
-                      [&](int rank) {
-                        RankKit kit(with([&](TcpOptions& o) {
-                                      if (rank == 1) o.listen_port = data.number();
-                                    }),
-                                    rank, 2);
-                        check(join_at(kit, address));
-                        std::vector<UnknownPeer> silent;
-                        if (rank == 0) {
-                          const uint64_t token = kit.control->token();
-                          silent = make_noise(data.number());
-                          for (const Saying& saying : std::vector<Saying>{
-                                   {hello_of(0, 2, token ^ 1, 0), "with another token"},
-                                   {hello_of(1, 2, token, 0), "greets as rank 1 of 2"},
-                                   {hello_of(-5, 2, token, 0), "greets as rank -5"},
-                                   {hello_of(0, 3, token, 0), "greets as rank 0 of 3"},
-                                   {hello_of(0, 2, token, 64), "no such connection"},
-                                   {header_of(FrameKind::kHello, 1u << 30), "instead of a hello"},
-                                   {frame_of(FrameKind::kHello, "short"), "malformed hello"},
-                                   {join_of(1, 2), "instead of a hello"},
-                                   {frame_of(FrameKind::kFailure,
-                                             wire::Failure{-8, 0, "all is lost"}.encode()),
-                                    "instead of a hello"},
-                                   {header_of(FrameKind::kData, 1u << 30), "instead of a hello"}})
-                            knock(data.number(), saying);
-                        }
-                        kit.connect();
-                        exchange(kit);
-                      }),
-            "");
+  EXPECT_EQ(
+      run_ranks(
+          2,
+          [&](int rank) {
+            RankKit kit(with([&](TcpOptions& o) {
+                          if (rank == 1) o.listen_port = data.number();
+                        }),
+                        rank, 2);
+            check(join_at(kit, address));
+            std::vector<UnknownPeer> silent;
+            if (rank == 0) {
+              const uint64_t token = kit.control->token();
+              silent = make_noise(data.number());
+              for (const Saying& saying : std::vector<Saying>{
+                       {hello_of(0, 2, token ^ 1, 0), "with another token"},
+                       {hello_of(1, 2, token, 0), "greets as rank 1 of 2"},
+                       {hello_of(-5, 2, token, 0), "greets as rank -5"},
+                       {hello_of(0, 3, token, 0), "greets as rank 0 of 3"},
+                       {hello_of(0, 2, token, 64), "no such connection"},
+                       {hello_of(0, 2, token, 0, 2), "rank 0, greets rank 2, and this is rank 1"},
+                       {header_of(FrameKind::kHello, 1u << 30), "instead of a hello"},
+                       {frame_of(FrameKind::kHello, "short"), "malformed hello"},
+                       {join_of(1, 2), "instead of a hello"},
+                       {frame_of(FrameKind::kFailure, wire::Failure{-8, 0, "all is lost"}.encode()),
+                        "instead of a hello"},
+                       {header_of(FrameKind::kData, 1u << 30), "instead of a hello"}})
+                knock(data.number(), saying);
+            }
+            kit.connect();
+            exchange(kit);
+          }),
+      "");
   EXPECT_LE(log.with("greets as"), 3u);
   EXPECT_LE(log.with("instead of a hello"), 1u);
 }

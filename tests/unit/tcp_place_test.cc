@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <memory>
+
 #include "transports/tcp/net.h"
 
 namespace sotto::tcp {
@@ -65,6 +67,22 @@ INSTANTIATE_TEST_SUITE_P(, AdvertiseRefused,
                                          "203.0.113.5:", "203.0.113.5:0", "203.0.113.256:80",
                                          "[2001:db8::5", "[]:80", "2001:db8:0:0:0:0:0:5:80",
                                          "0.0.0.0", "0.0.0.0:80", "::", "[::]:80"));
+
+// Their zones are names of a host's own.
+TEST(LinkLocal, AddressesAreRefusedByName) {
+  const std::unique_ptr<Reactor> reactor = Reactor::make({}).take();
+  ListenPlace to = place();
+  for (const char* address : {"fe80::1", "fe80::1%lo", "fe80::1%nosuch"}) {
+    for (const Status& status :
+         {listen_place(address).status(),
+          resolve_url(fmt::format("tcp://[{}]:80", address), *reactor).status()}) {
+      EXPECT_EQ(status.code(), Code::kInvalidArgument);
+      EXPECT_THAT(status.text(), AllOf(HasSubstr(address), HasSubstr("IPv6 address of one link")));
+    }
+  }
+  EXPECT_THAT(advertise("[fe80::1]:80", to).text(), HasSubstr("IPv6 address of one link"));
+  EXPECT_EQ(to.published, place().published);
+}
 
 Endpoint at(const char* address) { return {asio::ip::make_address(address), 80}; }
 

@@ -47,6 +47,7 @@ bool Handshake::next_frame(FrameStream& /*s*/, OutFrame& out) {
   if (!std::exchange(to_send_, false)) return false;
   out = OutFrame{};
   out.header.kind = wire::FrameKind::kHello;
+  out.header.round = round_of(peer_);
   out.header.segment = number_;
   out.header.payload_bytes = outbox_.size();
   out.payload = reinterpret_cast<const uint8_t*>(outbox_.data());

@@ -15,6 +15,9 @@ namespace sotto::tcp {
 
 inline constexpr uint64_t kMaxHelloBytes = 64;
 
+// Of a hello to a rank: an address may lead to another one.
+inline uint32_t round_of(int32_t peer) { return static_cast<uint32_t>(peer) + 1; }
+
 class Handshake;
 
 // Called inside the stream of the handshake, which is therefore not destroyed there.
@@ -43,6 +46,8 @@ class Handshake final : public StreamOwner {
   // Sends the hello.
   void start(std::unique_ptr<FrameStream> stream);
   const FrameStream& stream() const { return *stream_; }
+  // Without a word to the owner.
+  void close() { stream_->close(); }
   // Once, when it is over.
   std::unique_ptr<FrameStream> take() { return std::move(stream_); }
 

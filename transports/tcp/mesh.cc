@@ -8,7 +8,7 @@
 
 #include "core/base/log.h"
 #include "core/iface/service.h"
-#include "transports/tcp/handshake.h"
+#include "transports/tcp/approach.h"
 #include "transports/tcp/listener.h"
 #include "transports/tcp/stream_carrier.h"
 
@@ -118,6 +118,16 @@ class Mesh final : public HandshakeOwner, private ServiceListener {
     return ranks;
   }
   const std::optional<FailureCause>& failure() const { return failure_; }
+  // Where the connections have come to that were not made in time.
+  std::string progress() const {
+    std::string text;
+    for (const auto& one : approaches_) {
+      const std::string found = one->progress();
+      if (!found.empty() && text.find(found) == std::string::npos)
+        text += fmt::format("{}rank {}: {}", text.empty() ? " (" : "; ", one->peer(), found);
+    }
+    return text.empty() ? text : text + ")";
+  }
 
   // By rank. From now on lazy pairs connect when they are used.
   std::vector<MeshPeer> take() {
@@ -138,7 +148,7 @@ class Mesh final : public HandshakeOwner, private ServiceListener {
   // Behind take.
   void begin_lazy() {
     taken_ = true;
-    connectors_.clear();
+    approaches_.clear();
     const bool awaits = std::ranges::any_of(
         linked_, [&](int32_t peer) { return peer < own_.rank && at(peer).lazy; });
     if (!awaits) listener_.reset();
@@ -182,6 +192,11 @@ class Mesh final : public HandshakeOwner, private ServiceListener {
                           std::ranges::count(linked_, hello->rank) != 0;
     if (Status status = check(*hello, expected, stream->name()); !status.ok())
       return refusal(hello->token == own_.token ? "rank" : "token", status.text());
+    if (first.round != 0 && first.round != round_of(own_.rank)) {
+      return refusal("elsewhere",
+                     fmt::format("{}, rank {}, greets rank {}, and this is rank {}", stream->name(),
+                                 hello->rank, first.round - 1, own_.rank));
+    }
     auto& row = at(hello->rank).handshakes;
     if (first.segment >= row.size() || row[first.segment]) {
       return refusal(
@@ -197,14 +212,9 @@ class Mesh final : public HandshakeOwner, private ServiceListener {
     return {};
   }
 
-  Status on_answer(Handshake& handshake, const wire::Hello& hello) override {
-    SOTTO_TRY(check(hello, hello.rank == handshake.peer(), handshake.stream().name()));
-    const auto found =
-        std::ranges::find_if(pending_, [&](const auto& one) { return one.get() == &handshake; });
-    at(handshake.peer()).handshakes[handshake.number()] = std::move(*found);
-    pending_.erase(found);
-    on_greeted(handshake);
-    return {};
+  // Of ranks that this one has greeted first: see Approach.
+  Status on_answer(Handshake& /*handshake*/, const wire::Hello& /*hello*/) override {
+    return error(Code::kInternal, "a second hello");
   }
 
   void on_greeted(Handshake& handshake) override {
@@ -233,23 +243,18 @@ class Mesh final : public HandshakeOwner, private ServiceListener {
 
   void start_connecting(int32_t peer) {
     for (uint32_t i = 0; i < connections_; ++i) {
-      connectors_.push_back(std::make_unique<Connector>(
-          *reactor_, at(peer).endpoints, false,
-          [this, peer, i](int fd, std::string name) { adopt(fd, std::move(name), peer, i); },
-          [this, peer](const Status& why) { fail(peer, why); }));
+      approaches_.push_back(std::make_unique<Approach>(
+          *reactor_, own_, peer, i, at(peer).endpoints,
+          Approach::Events{[this, peer](const wire::Hello& hello, const std::string& from) {
+                             return check(hello, hello.rank == peer, from);
+                           },
+                           [this, peer] { ++at(peer).adopted; },
+                           [this, peer, i](std::unique_ptr<Handshake> handshake) {
+                             at(peer).handshakes[i] = std::move(handshake);
+                             on_greeted(*at(peer).handshakes[i]);
+                           },
+                           [this, peer](const Status& why) { fail(peer, why); }}));
     }
-  }
-
-  void adopt(int fd, std::string name, int32_t peer, uint32_t number) {
-    auto handshake = std::make_unique<Handshake>(*this, own_, peer, number, true);
-    auto stream = FrameStream::make(*reactor_, fd, std::move(name), *handshake);
-    if (!stream.ok()) {
-      fail(peer, stream.status());
-      return;
-    }
-    ++at(peer).adopted;
-    pending_.push_back(std::move(handshake));
-    pending_.back()->start(stream.take());
   }
 
   // No descriptors left: each connection takes one.
@@ -338,14 +343,13 @@ class Mesh final : public HandshakeOwner, private ServiceListener {
   const std::weak_ptr<const void> control_alive_;
   const wire::Hello own_;
   std::unique_ptr<FrameListener> listener_;
-  std::vector<std::unique_ptr<Connector>> connectors_;
-  std::vector<std::unique_ptr<Handshake>> pending_;  // wait for the peer's hello
-  uint32_t connections_;                             // to each peer
-  std::vector<int32_t> linked_;                      // ranks to connect with, ascending
-  std::vector<Pair> pairs_;                          // by rank
-  std::optional<FailureCause> failure_;              // of the set-up
-  bool taken_ = false;                               // the transport has the connections
-  bool listens_ = false;                             // to kConnectChannel
+  std::vector<std::unique_ptr<Approach>> approaches_;
+  uint32_t connections_;                 // to each peer
+  std::vector<int32_t> linked_;          // ranks to connect with, ascending
+  std::vector<Pair> pairs_;              // by rank
+  std::optional<FailureCause> failure_;  // of the set-up
+  bool taken_ = false;                   // the transport has the connections
+  bool listens_ = false;                 // to kConnectChannel
 };
 
 Status tell_everyone(TcpControl& control, Driver& driver, FailureCause cause) {
@@ -380,8 +384,8 @@ Result<std::unique_ptr<Transport>> connect_mesh(const std::shared_ptr<Reactor>& 
       return tell_everyone(
           control, driver,
           {Code::kTimeout, mesh->missing().front(),
-           fmt::format("rank {}: data connections to rank(s) {} were not made in time",
-                       control.rank(), rank_list(mesh->missing()))});
+           fmt::format("rank {}: data connections to rank(s) {} were not made in time{}",
+                       control.rank(), rank_list(mesh->missing()), mesh->progress())});
     }
     // A barrier: all connections of all ranks are made.
     SOTTO_TRY(control.all_gather("data connections are made", "", driver, deadline).status());

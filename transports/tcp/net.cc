@@ -13,8 +13,6 @@
 namespace sotto::tcp {
 namespace {
 
-// An address that does not answer is left for the next one after this time.
-constexpr int64_t kAttemptMs = 2000;
 constexpr int64_t kFirstPauseMs = 10, kLongestPauseMs = 200;
 
 struct Interface {
@@ -64,6 +62,17 @@ Address unmapped(const Address& address) {
   if (!address.is_v6() || !address.to_v6().is_v4_mapped()) return address;
   return asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6());
 }
+
+// An IPv6 address of one link, with its zone or without.
+bool is_of_one_link(std::string_view address) {
+  error_code failed;
+  const auto parsed =
+      asio::ip::make_address_v6(std::string(address.substr(0, address.find('%'))), failed);
+  return !failed && parsed.is_link_local();
+}
+constexpr std::string_view kOneLink =
+    "is an IPv6 address of one link, whose zone means something else on every host; name another "
+    "address";
 
 }  // namespace
 
@@ -125,6 +134,7 @@ Result<ListenPlace> listen_place(const std::string& listen) {
     if (i.name == listen) return ListenPlace{i.address, {i.address}, 0, 0};
     if (names.find(i.name) == std::string::npos) names += (names.empty() ? "" : ", ") + i.name;
   }
+  if (is_of_one_link(listen)) return invalid_argument("SOTTO_LISTEN: {} {}", listen, kOneLink);
   error_code failed;
   const Address address = asio::ip::make_address(listen, failed);
   if (failed) {
@@ -162,6 +172,8 @@ Status advertise(const std::string& text, ListenPlace& place) {
         "brackets and a port from 1 to 65535",
         text);
   }
+  if (address && address->is_v6() && address->to_v6().is_link_local())
+    return invalid_argument("SOTTO_ADVERTISE: {} {}", text, kOneLink);
   if (address) place.published = {*address};
   place.published_port = port;
   return {};
@@ -189,6 +201,8 @@ Result<std::vector<Endpoint>> resolve_url(const std::string& url, Reactor& react
     return invalid_argument(
         "rendezvous address \"{}\"; it has to be tcp://host:port with a port from 1 to 65535", url);
   }
+  if (is_of_one_link(host))
+    return invalid_argument("rendezvous address {}: {} {}", url, host, kOneLink);
   asio::ip::tcp::resolver resolver(reactor.io());
   error_code failed;
   const auto found = resolver.resolve(host, std::to_string(port),
@@ -304,5 +318,7 @@ Connector::Connector(Reactor& reactor, std::vector<Endpoint> endpoints, bool ret
 Connector::~Connector() { state_->stopped = true; }
 
 std::string Connector::tried() const { return state_->tried(); }
+
+size_t Connector::position() const { return state_->next; }
 
 }  // namespace sotto::tcp

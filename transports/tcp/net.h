@@ -52,6 +52,9 @@ Result<std::vector<Endpoint>> resolve_url(const std::string& url, Reactor& react
 // Takes a connected socket; `name` is the peer's address.
 using SocketFn = std::function<void(int fd, std::string name)>;
 
+// An address that does not answer is left for the next one after this time.
+inline constexpr int64_t kAttemptMs = 2000;
+
 // Connects to the first of several addresses that answers. Destruction ends the attempt.
 class Connector {
  public:
@@ -64,6 +67,8 @@ class Connector {
   // The last failure of each address that was tried: "127.0.0.1:80: Connection refused, [::1]:80:
   // no answer"; empty before the first failure.
   std::string tried() const;
+  // Which of the addresses is being tried, or has answered.
+  size_t position() const;
 
  private:
   struct State;
