@@ -23,7 +23,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 
 constexpr wire::Hello kOwn{7, 0, 3};
-constexpr int32_t kPeer = 2;
+constexpr int32_t kSought = 2;
 
 // What listens at an address.
 enum class Who { kPeer, kRefuses, kSilent, kOther, kNobody };
@@ -65,7 +65,7 @@ class Site final : public HandshakeOwner {
   }
   void answer(std::unique_ptr<FrameStream> stream, const wire::FrameHeader& first) {
     wire::Hello own = kOwn;
-    own.rank = who_ == Who::kPeer ? kPeer : 1;
+    own.rank = who_ == Who::kPeer ? kSought : 1;
     greetings_.push_back(std::make_unique<Handshake>(*this, own, 0, first.segment, false));
     greetings_.back()->start(std::move(stream));
   }
@@ -73,7 +73,6 @@ class Site final : public HandshakeOwner {
   void on_greeted(Handshake& /*handshake*/) override {}
   void on_handshake_broken(Handshake& /*handshake*/, const Status& /*why*/) override {}
 
-  Reactor& reactor_;
   Who who_;
   std::unique_ptr<FrameListener> listener_;
   std::vector<std::pair<std::unique_ptr<FrameStream>, wire::FrameHeader>> silent_;
@@ -94,9 +93,9 @@ class ApproachTest : public testing::Test {
   }
   void start() {
     approach_ = std::make_unique<Approach>(
-        *reactor_, kOwn, kPeer, 1, endpoints_,
+        *reactor_, kOwn, kSought, 1, endpoints_,
         Approach::Events{[](const wire::Hello& hello, const std::string& from) {
-                           return hello.rank == kPeer
+                           return hello.rank == kSought
                                       ? ok_status()
                                       : error(Code::kProtocol, "{} greets as rank {}", from,
                                               hello.rank);
@@ -137,7 +136,7 @@ TEST_F(ApproachTest, AHelloSaysWhomItGreets) {
   const Site& peer = site("127.0.0.2", Who::kPeer);
   start();
   EXPECT_TRUE(greeted_at(peer));
-  EXPECT_EQ(peer.rounds, std::vector<uint32_t>{kPeer + 1});
+  EXPECT_EQ(peer.rounds, std::vector<uint32_t>{kSought + 1});
   EXPECT_EQ(adopted_, 1);
   EXPECT_EQ(approach_->progress(), "");
 }

@@ -1,6 +1,7 @@
 """Configurations of sotto.deepspeed: what is filled in, what the engine does, what is refused."""
 
 import json
+import math
 import types
 
 import pytest
@@ -17,6 +18,14 @@ import sotto.deepspeed as sd  # noqa: E402
 def comm():
     with sotto.create_comm(world_size=1, cpu_threads=1) as comm:
         yield comm
+
+
+def test_accelerates_number_of_steps_between_prints(comm):
+    """It is infinite, which JSON does not have."""
+    config = {"steps_per_print": math.inf, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}
+    engine, *_ = start(comm, config)
+    assert engine.steps_per_print() is None
+    engine.close()
 
 
 def test_auto_is_filled_in(comm):

@@ -341,10 +341,23 @@ def test_activation_checkpointing():
         sd.checkpointing.configure(None, deepspeed_config=section)
 
 
+def test_clones_share_no_memory():
+    clone = importlib.import_module("sotto.deepspeed.checkpoint.utils").clone_tensors_for_torch_save
+    part = torch.arange(8.0)[:2]
+    state = {"a": part, "b": [part, (part, 3)], "c": "text"}
+    copies = clone(state)
+    assert torch.equal(copies["b"][1][0], part)
+    assert copies["b"][1][1:] == (3,)
+    assert copies["c"] == "text"
+    assert copies["a"].untyped_storage().nbytes() == 8
+    assert part.data_ptr() not in (copies["a"].data_ptr(), copies["b"][0].data_ptr())
+
+
 def test_logs(capsys):
     from sotto.deepspeed.runtime.utils import see_memory_usage
     from sotto.deepspeed.utils.logging import set_log_level_from_string
 
+    sd.log_dist("too low", ranks=[0])
     set_log_level_from_string("info")
     sd.log_dist("to rank 0", ranks=[0])
     sd.logger.warning_once("said once")

@@ -219,7 +219,12 @@ def _is_torchs_schedule(kind: str, _: Mapping[str, Any]) -> bool:
 
 
 def source_of(config: Any) -> Any:
-    """A configuration as config_resolve() takes it: text that is a file's path becomes one."""
+    """A configuration as config_resolve() takes it: text that is a file's path becomes one.
+
+    Accelerate's steps_per_print, float("inf"), which JSON does not have, is never: no key.
+    """
+    if isinstance(config, Mapping) and config.get("steps_per_print") == math.inf:
+        config = {key: value for key, value in config.items() if key != "steps_per_print"}
     if not isinstance(config, str) or config.lstrip().startswith("{"):
         return config
     is_file = "\n" not in config and len(config) < 4096 and Path(config).exists()

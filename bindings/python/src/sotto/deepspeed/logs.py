@@ -31,6 +31,10 @@ class Logger(logging.Logger):
         """As warning(); every text once in a process."""
         self.warning(*args)
 
+    def isEnabledFor(self, level: int) -> bool:
+        """Without the cache, which setLevel() clears for loggers of getLogger() alone."""
+        return self.manager.disable < level and level >= self.getEffectiveLevel()
+
 
 class _ToStdout(logging.StreamHandler):  # type: ignore[type-arg]  # no [] in Python 3.9
     """Writes to what sys.stdout is at the time of the message."""

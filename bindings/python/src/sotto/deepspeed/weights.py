@@ -164,3 +164,15 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
         return type(value)(cast(item, dtype) for item in value)
     return value
+
+
+def clone_tensors_for_torch_save(item: Any, device: Any = torch.device("cpu")) -> Any:  # noqa: B008
+    """Copies of all tensors in lists, tuples and dicts, which share no memory with others."""
+    if isinstance(item, torch.Tensor):
+        return item.detach().to(device, copy=True)
+    if isinstance(item, (list, tuple)):
+        return type(item)([clone_tensors_for_torch_save(value, device) for value in item])
+    if isinstance(item, dict):
+        copies = {k: clone_tensors_for_torch_save(value, device) for k, value in item.items()}
+        return type(item)(copies)
+    return item
