@@ -93,7 +93,12 @@ void CommunicatorEnd::run(State& state) noexcept {
 void CommunicatorEnd::give_back(const State& state, ncclResult_t (*call)(ncclComm_t),
                                 const char* name) {
   const Api& api = *state.api;
-  if (api.version < kEndsWithGroups || api.GroupStart() != ncclSuccess) {
+  const auto begins = [&] {
+    const Status begun = api.status(api.GroupStart(), "ncclGroupStart", nullptr);
+    warn(begun, "");
+    return begun.ok();
+  };
+  if (api.version < kEndsWithGroups || !begins()) {
     std::optional<NoneBlocked> frees(std::in_place, state.device, kPatience);
     if (state.graphs.any()) frees.reset();  // NCCL waits for them first
     warn(api.status(call(state.comm), name, nullptr), "");
