@@ -83,7 +83,7 @@ TEST(TcpService, TheCoordinatorRefusesWhatNoRankSends) {
       {service(1, 3, 0, "x"), "rank 1 sends a service message to rank 3 of 3 on channel 0"},
       {service(1, -1, 0, "x"), "to rank -1 of 3"},
       {service(1, 2, 17, "x"), "to rank 2 of 3 on channel 17"},
-      {service(1, 0, 17, "x"), "of rank 1 on channel 17 with 1 bytes"},
+      {service(1, 0, 17, "x"), "of rank 1 on channel 17 with 1 byte"},
       {service(1, 0, 16, ""), "rank 1 has taken more service messages than it may"},
       {frame_of(FrameKind::kService, ""), "malformed service frame of 0 bytes"},
       {frame_of(FrameKind::kService, "abc"), "malformed service frame of 3 bytes"},

@@ -392,7 +392,7 @@ TEST_F(TcpWire, CreditThatWasNotUsedCannotComeBack) {
   credit.kind = FrameKind::kCredit;
   credit.key.number = 1;
   say(frame(credit));
-  expect_failure(Code::kProtocol, HasSubstr("gives back 1 bytes"));
+  expect_failure(Code::kProtocol, HasSubstr("gives back 1 byte"));
 }
 
 TEST_F(TcpWire, ControlFramesDoNotBelongHere) {

@@ -408,7 +408,7 @@ TEST_F(TcpRogue, PartsThatAreAnnouncedButDoNotComeTakeNoMemory) {
 TEST_F(TcpRogue, SegmentsOfAByteAreRefused) {
   EXPECT_THAT(
       agree([](std::string& blob) { blob.replace(8, 8, std::string("\1\0\0\0\0\0\0\0", 8)); }),
-      AllOf(StartsWith("PROTOCOL"), HasSubstr("rank 0 wants messages of at most 1 bytes")));
+      AllOf(StartsWith("PROTOCOL"), HasSubstr("rank 0 wants messages of at most 1 byte")));
 }
 
 TEST_F(TcpRogue, ANameWithoutAnEndIsCut) {

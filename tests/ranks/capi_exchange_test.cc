@@ -338,7 +338,7 @@ TEST(CapiExchangeErrors, PlanRequests) {
                         bad(R"("in_counts": [[1]], "out_counts": [[1, 1]])",
                             {"request.in_counts has [1]", "2 counts"});
                         bad(R"("in_counts": [[1, -1]], "out_counts": [[1, 1]])", {"has -1"});
-                        bad(R"("in_counts": [[1, 1]], "out_counts": [])", {"1 buffers", "has 0"});
+                        bad(R"("in_counts": [[1, 1]], "out_counts": [])", {"1 buffer ", "has 0"});
                         bad(R"("in_counts": [[1, 1]], "out_counts": [[2, 2]])", {"itself"});
                         bad(R"("in_counts": [], "out_counts": [], "counts": [])",
                             {"counts beside"});

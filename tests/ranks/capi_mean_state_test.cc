@@ -1,4 +1,5 @@
 // Error feedback in mode mean where a codec has no place for it.
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -118,7 +119,7 @@ TEST(CapiMeanState, NorIsThatOfAnOverlap) {
                         const std::vector<size_t> counts = {kLarge, kSmall};
                         Gradients gradients(counts), others(counts);
                         for (std::vector<float>& d : gradients.data)
-                          d = numbers(d.size(), self.rank);
+                          std::ranges::copy(numbers(d.size(), self.rank), d.begin());
                         const auto json = [](const std::string& codec) {
                           return R"({"codec": )" + codec + "}";
                         };

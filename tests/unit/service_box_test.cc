@@ -89,8 +89,8 @@ TEST(ServiceBox, RefusesWhatNoRankSends) {
   EXPECT_THAT(refused({-1, kMe, 0, ""}), HasSubstr("from rank -1"));
   EXPECT_THAT(refused({kMe, kMe, 0, ""}), HasSubstr("from rank 1 to rank 1"));
   EXPECT_THAT(refused({0, 2, 0, ""}), HasSubstr("from rank 0 to rank 2 came to rank 1 of 3"));
-  EXPECT_THAT(refused({0, kMe, 17, "x"}), HasSubstr("of rank 0 on channel 17 with 1 bytes"));
-  EXPECT_THAT(refused({0, kMe, kServiceDelivered, "x"}), HasSubstr("channel 16 with 1 bytes"));
+  EXPECT_THAT(refused({0, kMe, 17, "x"}), HasSubstr("of rank 0 on channel 17 with 1 byte"));
+  EXPECT_THAT(refused({0, kMe, kServiceDelivered, "x"}), HasSubstr("channel 16 with 1 byte"));
   EXPECT_THAT(refused({0, kMe, 0, std::string(kMaxServiceBytes + 1, 'x')}),
               HasSubstr("4097 bytes"));
   EXPECT_THAT(refused({0, kMe, kServiceDelivered, ""}),
