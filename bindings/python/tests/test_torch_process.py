@@ -84,4 +84,7 @@ def test_engines_cannot_be_pickled(comm):
     for way in (pickle.dumps, copy.deepcopy):
         with pytest.raises(TypeError, match="cannot be pickled or copied"):
             way(engine)
+    for module in (pickle.loads(pickle.dumps(engine.module)), copy.deepcopy(engine.module)):
+        x, y = torch.ones(2, 20), torch.zeros(2, 5)
+        assert torch.equal(module(x, y), engine.module(x, y))
     engine.close()

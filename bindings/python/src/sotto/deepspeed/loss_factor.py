@@ -11,6 +11,25 @@ import torch
 from ..errors import InvalidStateError
 
 
+class _Begins:
+    """Tells of forward passes. The module lives longer than the engine, and may get another one.
+
+    In a copy of the module, also from a file, it tells nobody.
+    """
+
+    def __init__(self, told: LossFactor | None = None) -> None:
+        self._told = None if told is None else weakref.ref(told)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_Begins, ())
+
+    def __call__(self, *_: Any) -> None:
+        if self._told is None or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        if (loss_factor := self._told()) is not None:
+            loss_factor.forward_begins()
+
+
 class LossFactor:
     """The factor of loss scale and gradient_accumulation_steps, of one engine.
 
@@ -23,16 +42,7 @@ class LossFactor:
         self._module, self._factor = module, factor
         # Since gradients were cleared: whether a loss had the factor; None: no forward pass was.
         self._multiplied: bool | None = None
-        # The module lives longer than the engine, and may get another one.
-        mine = weakref.ref(self)
-
-        def begins(*_: Any) -> None:
-            if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-                return
-            if (loss_factor := mine()) is not None:
-                loss_factor.forward_begins()
-
-        module.register_forward_pre_hook(begins)
+        module.register_forward_pre_hook(_Begins(self))
 
     def forward_begins(self) -> None:
         """A forward pass whose gradients are recorded."""
