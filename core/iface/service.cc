@@ -1,7 +1,8 @@
 #include "core/iface/service.h"
-#include "core/base/text.h"
 
 #include <algorithm>
+
+#include "core/base/text.h"
 
 namespace sotto {
 

@@ -1,8 +1,9 @@
 #include "core/optim/snapshot.h"
-#include "core/base/text.h"
 
 #include <algorithm>
 #include <cstring>
+
+#include "core/base/text.h"
 
 namespace sotto {
 

@@ -55,17 +55,23 @@ BETAS = {  # of OneCycle
 }
 
 
-@pytest.mark.parametrize("kind", SCHEDULES)
-def test_the_schedule_may_start_again_or_go_on_alone(kind, tmp_path, comm):
+def saved_behind_6_steps(comm, kind, folder):
+    """The configuration of an engine with this schedule, which has saved a checkpoint."""
     config = {
         "train_batch_size": 16,
         "optimizer": {"type": "AdamW", "params": {"lr": 0.1}},
         "scheduler": {"type": kind, "params": SCHEDULES[kind]},
     }
-    engine, _, _, _ = start(comm, config)
+    engine, *_ = start(comm, config)
     run(engine, 0, range(6))
-    engine.save_checkpoint(tmp_path)
+    engine.save_checkpoint(folder)
     engine.close()
+    return config
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_the_schedule_may_start_again_or_go_on_alone(kind, tmp_path, comm):
+    config = saved_behind_6_steps(comm, kind, tmp_path)
     for flags in ((True, True), (True, False), (False, True), (False, False)):
         resumed, optimizer, _, schedule = start(comm, config)
         resumed.load_checkpoint(
@@ -96,15 +102,7 @@ BEHIND_2_STEPS = {
 
 @pytest.mark.parametrize("flags", BEHIND_2_STEPS)
 def test_a_schedule_that_is_not_loaded_goes_on(flags, tmp_path, comm):
-    config = {
-        "train_batch_size": 16,
-        "optimizer": {"type": "AdamW", "params": {"lr": 0.1}},
-        "scheduler": {"type": "WarmupLR", "params": SCHEDULES["WarmupLR"]},
-    }
-    engine, *_ = start(comm, config)
-    run(engine, 0, range(6))
-    engine.save_checkpoint(tmp_path)
-    engine.close()
+    config = saved_behind_6_steps(comm, "WarmupLR", tmp_path)
     other, *_ = start(comm, config)
     run(other, 0, range(2))
     other.load_checkpoint(
