@@ -19,6 +19,8 @@ struct OptimizerType {
   bool has_betas = true;             // keeps a first moment; without them only if it has a momentum
   bool scales_all = false;           // 1 bit, granularity "flat": one scale for everything
   bool averages_trust_ratio = false;
+  // Steps in full precision keep a float32 per element of a group, in scratch, between two passes.
+  bool directions = false;
   const Stages& (*stages)() = one_stage;
   // Arrays of float32 per element that a 1-bit type keeps beside its moments.
   std::array<std::string_view, 3> late_arrays = {};

@@ -53,10 +53,35 @@ SparseBytes sparse_sizes(const SparseSettings& s, uint64_t n, uint64_t w) {
   return most;
 }
 
-// What a full-precision average needs: the averages, and windows of what arrives.
-uint64_t average_scratch(const Config& config, uint64_t n) {
+// Gradients are converted before they are averaged. Those of bf16 models have the averages' type.
+bool converts_gradients(const Config& config) {
+  if (config.prescale_gradients || config.gradient_predivide_factor != 1) return true;
+  if (!config.communication_data_type || (config.bf16_enabled && !config.grad_accum_dtype))
+    return false;
+  const Dtype own =
+      config.grad_accum_dtype.value_or(config.fp16.enabled ? Dtype::kF16 : Dtype::kF32);
+  return *config.communication_data_type != own;
+}
+
+// Averages are multiplied, into float32, before they are used.
+bool scales_averages(const Config& config, uint64_t world) {
+  const double factor = config.gradient_predivide_factor;
+  return !config.prescale_gradients && factor != 1 && factor != static_cast<double>(world);
+}
+
+// What a full-precision average needs: its summands, if they are not the gradients themselves, the
+// averages, their multiples, and windows of what arrives.
+uint64_t average_scratch(const Config& config, uint64_t n, uint64_t world) {
   const uint64_t bytes = communication_bytes(config) * n;
-  return bytes + std::min(kHeldWindowBytes, bytes);
+  return bytes + std::min(kHeldWindowBytes, bytes) + (converts_gradients(config) ? bytes : 0) +
+         (scales_averages(config, world) ? 4 * n : 0);
+}
+
+// Of a type that keeps directions: averages of float32 give their place to them.
+uint64_t direction_scratch(const Config& config, uint64_t n, uint64_t world) {
+  const bool own =
+      world > 1 && (communication_bytes(config) == 4 || scales_averages(config, world));
+  return own ? 0 : 4 * n;
 }
 
 bool is_16_bit(const Config& config) { return config.fp16.enabled || config.bf16_enabled; }
@@ -144,7 +169,9 @@ MemoryBytes memory_bytes(const Config& config, uint64_t world, uint64_t n_params
   if (type.variance) b.v = moment;
   if (type.has_betas || config.optimizer.params.sgd.momentum > 0) b.m = moment;
   const bool averages = world > 1 && (!codec || type.one_bit);
-  if (averages) b.scratch = average_scratch(config, n_params);
+  if (averages) b.scratch = average_scratch(config, n_params, world);
+  if (type.directions && (!codec || type.one_bit))
+    b.scratch += direction_scratch(config, n_params, world);
   if (!codec) return b;
   // The server's errors before and after a step.
   if (codec->residual) b.residuals = floats;

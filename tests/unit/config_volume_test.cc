@@ -206,6 +206,40 @@ TEST(ConfigVolume, AveragesHaveTheTypeOfTheGradients) {
   EXPECT_EQ(communication_bytes(config), 2u);
 }
 
+// As the plans of steps have it (core/optim/step_frame.cc, algorithms/lamb.cc).
+TEST(ConfigVolume, ScratchOfConversionsAndDirections) {
+  constexpr uint64_t kN = 1 << 20;
+  Config adam;
+  adam.optimizer.kind = OptimizerKind::kAdam;
+  const auto scratch = [](const Config& config, uint64_t world) {
+    return memory_bytes(config, world, kN).scratch;
+  };
+  EXPECT_EQ(scratch(adam, 3), 8 * kN);
+  Config other = adam;
+  other.prescale_gradients = true;
+  EXPECT_EQ(scratch(other, 3), 12 * kN);
+  EXPECT_EQ(scratch(other, 1), 0u);
+  other = adam;
+  other.gradient_predivide_factor = 2;
+  EXPECT_EQ(scratch(other, 3), 16 * kN);
+  EXPECT_EQ(scratch(other, 2), 12 * kN);  // what is divided before needs no product behind
+  other = adam;
+  other.communication_data_type = Dtype::kBF16;
+  EXPECT_EQ(scratch(other, 3), 6 * kN);
+  other.grad_accum_dtype = Dtype::kBF16;
+  EXPECT_EQ(scratch(other, 3), 4 * kN);
+  for (const OptimizerKind kind : {OptimizerKind::kLamb, OptimizerKind::kOneBitLamb}) {
+    Config lamb;
+    lamb.optimizer.kind = kind;
+    EXPECT_EQ(scratch(lamb, 1), 4 * kN);
+    EXPECT_EQ(scratch(lamb, 3), 8 * kN);  // in the averages
+    lamb.communication_data_type = Dtype::kBF16;
+    EXPECT_EQ(scratch(lamb, 3), 10 * kN);
+    lamb.gradient_predivide_factor = 2;
+    EXPECT_EQ(scratch(lamb, 3), 10 * kN);
+  }
+}
+
 TEST(ConfigVolume, LargestSizesDoNotOverflow) {
   Config config;
   config.optimizer.kind = OptimizerKind::kZeroOneAdam;
