@@ -134,32 +134,35 @@ Status Outer::rejoin(const OuterFragment::Step& step) {
                               t->past_end,   t->measuring, t->asked};
     mine.back() = hash64(terms, sizeof terms);
   }
-  for (const std::unique_ptr<OuterFragment>& f : fragments_) {
-    mine.push_back(f->launches());
-    mine.push_back(static_cast<uint64_t>(f->pending()));
+  constexpr size_t kFirst = 4;  // of the first fragment
+  constexpr size_t kAverage = 2, kOfFragment = 3;
+  for (size_t f = 0; f < fragments_.size(); ++f) {
+    mine.push_back(fragments_[f]->launches());
+    mine.push_back(static_cast<uint64_t>(at_.flushed(f)));
+    mine.push_back(static_cast<uint64_t>(fragments_[f]->pending()));
   }
   // In the order of averages: ranks that have restored nothing find another operation there.
   SOTTO_ASSIGN(const std::vector<std::string> all,
                context_.reductions->exchange(
                    {reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(uint64_t)},
                    OpKind::kOuterImport));
-  constexpr size_t kFirst = 4;  // of a fragment: launches, and what has become of its average
   std::vector<bool> missing(fragments_.size());
   for (size_t r = 0; r < all.size(); ++r) {
     std::vector<uint64_t> other(mine.size());
-    std::memcpy(other.data(), all[r].data(), all[r].size());
+    std::memcpy(other.data(), all[r].data(),
+                std::min(all[r].size(), mine.size() * sizeof(uint64_t)));
     for (size_t i = 0; i < mine.size(); ++i) {
-      const bool of_average = i >= kFirst && (i - kFirst) % 2 == 1;
+      const bool of_average = i >= kFirst && (i - kFirst) % kOfFragment == kAverage;
       const bool alike = of_average ? (other[i] == 0) == (mine[i] == 0) : other[i] == mine[i];
       if (!alike) {
         return error(
             Code::kProtocol,
             "outer step {}: rank {} has restored the state of step {}, rank {} that of step "
-            "{}, or between other averages, or with another anchor or period",
+            "{}, or between other averages, or with another anchor, flush or period",
             at_.step + 1, r, other[0], context_.comm->rank(), at_.step);
       }
       if (of_average && other[i] == static_cast<uint64_t>(OuterPending::kUndelivered))
-        missing[(i - kFirst) / 2] = true;
+        missing[(i - kFirst) / kOfFragment] = true;
     }
   }
   for (size_t f = 0; f < fragments_.size(); ++f) {
