@@ -183,12 +183,8 @@ sotto_status sotto_comm_get_counters(const sotto_comm* comm, sotto_comm_counters
 }
 
 sotto_status sotto_comm_destroy(sotto_comm* comm) {
-  return destroyed("sotto_comm_destroy", comm, [](sotto_comm& object) {
-    Comm& core = *object.state->core;
-    const Status ended = core.drain();
-    core.engine().poll(0);  // callbacks that are due
-    return ended;
-  });
+  return destroyed("sotto_comm_destroy", comm,
+                   [](sotto_comm& object) { return object.state->core->drain(); });
 }
 
 }  // extern "C"

@@ -90,7 +90,7 @@ Status stream_wait(sotto_op* op, void* stream) {
 Status own_error(const sotto_op* op, const char** out_text) {
   SOTTO_ASSIGN(const OpUse body, op_of(op));
   // The text lives in the operation, which the handle keeps.
-  Status status = body->op->status();
+  Status status = CallbackScope::inside() ? body->op->status() : body->op->outcome();
   const bool failed = static_cast<int32_t>(status.code()) < 0;
   if (out_text != nullptr) *out_text = failed ? status.text().c_str() : "";
   return status;

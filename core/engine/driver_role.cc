@@ -219,11 +219,14 @@ bool DriverRole::take_inbox(std::vector<Handover>* items, std::vector<Task>* tas
   return true;
 }
 
-std::vector<OpRef> DriverRole::take_callbacks() {
-  if (!callbacks_.any.load(std::memory_order_acquire)) return {};
+OpRef DriverRole::take_callback() {
+  if (callbacks_.due.load(std::memory_order_acquire) == 0) return nullptr;
   std::lock_guard lock(mutex_);
-  callbacks_.any.store(false, std::memory_order_relaxed);
-  return std::exchange(callbacks_.ops, {});
+  if (callbacks_.ops.empty()) return nullptr;
+  OpRef op = std::move(callbacks_.ops.front());
+  callbacks_.ops.pop_front();
+  callbacks_.due.fetch_sub(1, std::memory_order_relaxed);
+  return op;
 }
 
 }  // namespace sotto

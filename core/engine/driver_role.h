@@ -10,6 +10,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -117,7 +118,8 @@ class DriverRole {
   bool take_inbox(std::vector<Handover>* items, std::vector<Task>* tasks);
   void notify() { changed_.notify_all(); }
   // One operation less is in flight: publish() makes that visible before waiting threads look.
-  // `callback`: the operation, if a function is to be called for it; or null.
+  // `callback`: the operation, if a function is to be called for it on a thread of the caller's; or
+  // null.
   template <class Publish>
   void end_op(OpRef callback, Publish&& publish) {
     {
@@ -125,13 +127,24 @@ class DriverRole {
       --ops_in_flight_;
       if (callback != nullptr) {
         callbacks_.ops.push_back(std::move(callback));
-        callbacks_.any.store(true, std::memory_order_release);
+        callbacks_.due.fetch_add(1, std::memory_order_release);
       }
       publish();
     }
     notify();
   }
-  std::vector<OpRef> take_callbacks();
+  // The operation that has ended first of those whose function is due; or null.
+  OpRef take_callback();
+  // publish() makes visible that a function has returned.
+  template <class Publish>
+  void end_callback(Publish&& publish) {
+    {
+      std::lock_guard lock(mutex_);
+      publish();
+    }
+    notify();
+    work_.wake();  // a thread that waits for it may be in a poller
+  }
 
  private:
   void progress_thread_main(int nice) noexcept;
@@ -169,8 +182,8 @@ class DriverRole {
   };
   Inbox inbox_;
   struct Callbacks {
-    std::vector<OpRef> ops;
-    std::atomic<bool> any{false};
+    std::deque<OpRef> ops;
+    std::atomic<size_t> due{0};
   };
   Callbacks callbacks_;
   std::thread thread_;

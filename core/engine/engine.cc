@@ -33,6 +33,11 @@ Status Op::status() const {
   return result_;
 }
 
+Status Op::outcome() const {
+  if (!done() || settled()) return status();
+  return Status(Code::kInProgress, "the operation's callback has not returned");
+}
+
 OpStats Op::stats() const {
   OpStats stats;
   if (done()) {
@@ -71,17 +76,19 @@ Status Engine::test(const OpRef& op) {
     });
   }
   run_callbacks();
-  return op->status();
+  return op->outcome();
 }
 
 Status Engine::wait(const OpRef& op, int64_t timeout_us) {
+  const Deadline deadline = Deadline::in_us(clock(), timeout_us);
   if (!op->done()) {
     const int64_t begin = clock().now_ns();
     wait_until([&] { return op->done(); }, timeout_us);
     op->waited_ns_.fetch_add(clock().now_ns() - begin);
   }
   run_callbacks();
-  return op->status();
+  if (op->done()) await_callback(*op, deadline);
+  return op->outcome();
 }
 
 Result<size_t> Engine::wait_any(std::span<const OpRef> ops, int64_t timeout_us) {
@@ -95,12 +102,13 @@ Result<size_t> Engine::wait_any(std::span<const OpRef> ops, int64_t timeout_us) 
     }
     return false;
   };
+  const Deadline deadline = Deadline::in_us(clock(), timeout_us);
   const int64_t begin = clock().now_ns();
   wait_until(any, timeout_us);
   if (found != ops.size()) ops[found]->waited_ns_.fetch_add(clock().now_ns() - begin);
   run_callbacks();
-  if (found == ops.size()) return Status(Code::kInProgress, "none of the operations has completed");
-  return found;
+  if (found != ops.size() && await_callback(*ops[found], deadline)) return found;
+  return Status(Code::kInProgress, "none of the operations has completed");
 }
 
 void Engine::poll(int64_t timeout_us) {
@@ -122,10 +130,26 @@ void Engine::poll(int64_t timeout_us) {
   run_callbacks();
 }
 
+// One at a time, so that a thread that waits for a later one need not wait for this thread's.
 void Engine::run_callbacks() {
-  for (const OpRef& op : role_.take_callbacks()) {
+  while (const OpRef op = role_.take_callback()) {
     op->request_.on_done(op->request_.user, static_cast<int32_t>(op->result_.code()));
+    role_.end_callback([&] {
+      op->called_.store(true, std::memory_order_release);
+      op->request_.totals->callbacks.fetch_sub(1, std::memory_order_acq_rel);
+    });
   }
+}
+
+bool Engine::await_callback(const Op& op, Deadline deadline) {
+  if (op.settled()) return true;
+  return wait_until([&] { return op.settled(); },
+                    deadline.never() ? -1 : deadline.left_us(clock()));
+}
+
+void Engine::finish_callbacks(const OpTotals& totals) {
+  poll(0);
+  wait_until([&] { return totals.callbacks.load(std::memory_order_acquire) == 0; }, -1);
 }
 
 // ---- starting ----
@@ -168,7 +192,12 @@ Result<OpRef> Engine::start(OpRequest request, bool may_block) {
   const size_t inputs = request.plan->plan().awaits.size();
   if (inputs != 0) op->arrived_ = std::make_unique<std::atomic<bool>[]>(inputs);
   op->request_ = std::move(request);
-  op->request_.totals->in_flight.fetch_add(1, std::memory_order_acq_rel);
+  OpTotals& totals = *op->request_.totals;
+  totals.in_flight.fetch_add(1, std::memory_order_acq_rel);
+  if (op->request_.on_done != nullptr) {
+    op->called_.store(false, std::memory_order_relaxed);
+    totals.callbacks.fetch_add(1, std::memory_order_acq_rel);
+  }
   role_.submit(op, waits);
   return op;
 }

@@ -85,7 +85,8 @@ class Engine final : public Driver, public std::enable_shared_from_this<Engine> 
   // through, within the operation's time. INVALID_STATE: not captured, or launched otherwise
   // meanwhile; BUSY: in flight, or the time is over. Threads: any.
   Status replay(const OpRef& op, const std::function<Status(Run&, OpHooks*)>& bind);
-  // IN_PROGRESS, or the operation's result. test makes some progress if no thread drives.
+  // IN_PROGRESS, or the operation's result, once its callback has returned. test makes some
+  // progress if no thread drives.
   Status test(const OpRef& op);
   Status wait(const OpRef& op, int64_t timeout_us);
   // Something of the trainer's own in the time line, if there is one. Threads: any.
@@ -100,6 +101,9 @@ class Engine final : public Driver, public std::enable_shared_from_this<Engine> 
   // Some progress, waiting at most timeout_us (negative: without limit) for something to happen;
   // runs callbacks that are due.
   void poll(int64_t timeout_us);
+  // Of operations that have ended: runs the callbacks that are due, and returns when those that run
+  // on other threads have returned. Not from callbacks.
+  void finish_callbacks(const OpTotals& totals);
   // As DriverRole says.
   bool wait_until(const std::function<bool()>& done, int64_t timeout_us) {
     return role_.wait_until(done, timeout_us);
@@ -120,6 +124,8 @@ class Engine final : public Driver, public std::enable_shared_from_this<Engine> 
 
  private:
   void run_callbacks();  // threads: any
+  // The operation has ended: returns when its callback has returned (true) or the deadline passed.
+  bool await_callback(const Op& op, Deadline deadline);
 
   EngineOptions options_;
   std::shared_ptr<ObjectPool> pool_ = std::make_shared<ObjectPool>();

@@ -109,6 +109,8 @@ void Executor::complete(Op& op, Status status) {
   if (request.on_done != nullptr && request.done_any_thread) {
     op.done_.store(true, std::memory_order_release);
     request.on_done(request.user, static_cast<int32_t>(op.result_.code()));
+    op.called_.store(true, std::memory_order_release);
+    totals.callbacks.fetch_sub(1, std::memory_order_acq_rel);
   }
   const bool callback = request.on_done != nullptr && !request.done_any_thread;
   role_.end_op(callback ? keep : nullptr, [&] {

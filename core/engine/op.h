@@ -24,6 +24,7 @@ struct OpTotals {
   std::atomic<uint64_t> kernel_ns{0};
   std::atomic<uint64_t> completed{0};
   std::atomic<uint32_t> in_flight{0};  // operations, and inputs that the driver does not know yet
+  std::atomic<uint32_t> callbacks{0};  // of its operations: due, or running
 };
 
 struct OpStats {
@@ -82,8 +83,12 @@ class Op final : public CapturedOp {
   Op(const Op&) = delete;
   Op& operator=(const Op&) = delete;
   bool done() const { return done_.load(std::memory_order_acquire); }
+  // on_done, if there is one, has returned too.
+  bool settled() const { return done() && called_.load(std::memory_order_acquire); }
   // The result; IN_PROGRESS before completion.
   Status status() const;
+  // As status, but IN_PROGRESS until it is settled: what threads outside of its callback see.
+  Status outcome() const;
   OpStats stats() const;
   // Whose streams may wait for it.
   const std::shared_ptr<Device>& device() const { return request_.plan->device(); }
@@ -99,6 +104,7 @@ class Op final : public CapturedOp {
   OpStats stats_;
   Status result_;  // written before done_
   std::atomic<bool> done_{false};
+  std::atomic<bool> called_{true};         // no callback is to come, or running
   std::atomic<int64_t> waited_ns_{0};      // by threads, one after the other
   std::atomic<bool> stream_waits_{false};  // on a device that goes on by itself
   std::weak_ptr<Op> self_;

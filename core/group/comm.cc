@@ -445,14 +445,17 @@ void Comm::abort(const std::string& reason) {
 
 Status Comm::drain() {
   const auto idle = [&] { return totals_->in_flight.load(std::memory_order_acquire) == 0; };
-  if (engine().wait_until(idle, timeout_us())) return failure();
-  const int32_t me = (*ranks_)[static_cast<size_t>(rank_)];
-  engine().abort(
-      *root_->channel,
-      {Code::kTimeout, -1,
-       fmt::format("rank {}: operations were still in flight {:.1f} s after the comm was destroyed",
-                   me, static_cast<double>(timeout_us()) * 1e-6)});
-  engine().wait_until(idle, -1);
+  if (!engine().wait_until(idle, timeout_us())) {
+    const int32_t me = (*ranks_)[static_cast<size_t>(rank_)];
+    engine().abort(
+        *root_->channel,
+        {Code::kTimeout, -1,
+         fmt::format(
+             "rank {}: operations were still in flight {:.1f} s after the comm was destroyed", me,
+             static_cast<double>(timeout_us()) * 1e-6)});
+    engine().wait_until(idle, -1);
+  }
+  engine().finish_callbacks(*totals_);
   return failure();
 }
 

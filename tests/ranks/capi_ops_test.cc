@@ -92,6 +92,54 @@ TEST_P(CapiOps, CallbackRunsOnceWithTheStatus) {
             "");
 }
 
+// A thread waits for an operation while another one is in the callback of an earlier one.
+TEST_P(CapiOps, WaitsReturnBehindTheOperationsOwnCallback) {
+  EXPECT_EQ(world([](Member& self) {
+              struct Call {
+                std::atomic<bool> begun{false}, go{false};
+                std::atomic<int> ended{0};
+              } slow, quick;
+              quick.go = true;
+              const auto call_of = [](Call& with) {
+                return call_with([&](auto& c) {
+                  c.user = &with;
+                  c.on_done = [](void* user, sotto_status) {
+                    auto& at = *static_cast<Call*>(user);
+                    at.begun = true;
+                    while (!at.go) std::this_thread::yield();
+                    ++at.ended;
+                  };
+                });
+              };
+              const sotto_call first = call_of(slow), second = call_of(quick);
+              sotto_op* ops[2];
+              OK(sotto_barrier(self.comm, &first, &ops[0]));
+              OK(sotto_barrier(self.comm, &second, &ops[1]));
+              std::thread other([&] { (void)sotto_op_wait(ops[0], -1); });
+              while (!slow.begun) std::this_thread::yield();
+              // Its own callback is not the other thread's to run.
+              OK(sotto_op_wait(ops[1], -1));
+              require(quick.ended == 1 && slow.ended == 0, "the callback of the operation alone");
+              require(sotto_op_wait(ops[0], 2000) == SOTTO_IN_PROGRESS, "wait inside its callback");
+              require(sotto_op_test(ops[0]) == SOTTO_IN_PROGRESS, "test inside its callback");
+              require(sotto_op_error(ops[0], nullptr) == SOTTO_IN_PROGRESS, "error");
+              uint64_t index = 99;
+              require(sotto_op_wait_any(ops, 1, 2000, &index) == SOTTO_IN_PROGRESS && index == 99,
+                      "wait_any inside its callback");
+              std::thread later([&] {
+                std::this_thread::sleep_for(std::chrono::milliseconds(20));
+                slow.go = true;
+              });
+              OK(sotto_op_wait(ops[0], -1));
+              require(slow.ended == 1, "the wait ends behind the callback");
+              OK(sotto_op_test(ops[0]));
+              other.join();
+              later.join();
+              for (sotto_op* op : ops) OK(sotto_op_release(op));
+            }),
+            "");
+}
+
 TEST_P(CapiOps, TimeOverChangesNothing) {
   EXPECT_EQ(world([](Member& self) {
               if (self.size == 1) return;

@@ -183,8 +183,8 @@ typedef struct sotto_comm_config {
 
 /* Called once when the operation has completed, on the thread that waits, tests or calls
  * sotto_context_poll, unless SOTTO_CALL_DONE_ANY_THREAD is set: then also on the library's own
- * thread; by sotto_comm_destroy at the latest. It may run on while another thread's wait for the
- * operation returns. Must not call the library, except for sotto_op_error and sotto_op_test. */
+ * thread; by sotto_comm_destroy at the latest. Calls outside of it see the operation in progress
+ * until it has returned. Must not call the library, except for sotto_op_error and sotto_op_test. */
 typedef void (*sotto_done_fn)(void* user, sotto_status status);
 
 #define SOTTO_CALL_DONE_ANY_THREAD 1u /* on_done may run on the library's own thread */
