@@ -69,11 +69,22 @@ bool scales_averages(const Config& config, uint64_t world) {
   return !config.prescale_gradients && factor != 1 && factor != static_cast<double>(world);
 }
 
+// Where the parts of others arrive (plan/direct.h): whole messages, as many as the limit allows.
+uint64_t window_scratch(uint64_t element_bytes, uint64_t n, uint64_t world) {
+  const uint64_t held = kHeldWindowBytes / kHeldWindows / world;
+  const uint64_t longest = (n + world - 1) / world * element_bytes;
+  const uint64_t window =
+      std::min(kWindowUnitBytes * std::max<uint64_t>(1, held / kWindowUnitBytes), longest);
+  if (window == 0) return 0;
+  const uint64_t count = std::min((longest + window - 1) / window, kHeldWindows);
+  return bounded_product(count * world, window);
+}
+
 // What a full-precision average needs: its summands, if they are not the gradients themselves, the
 // averages, their multiples, and windows of what arrives.
 uint64_t average_scratch(const Config& config, uint64_t n, uint64_t world) {
-  const uint64_t bytes = communication_bytes(config) * n;
-  return bytes + std::min(kHeldWindowBytes, bytes) + (converts_gradients(config) ? bytes : 0) +
+  const uint64_t element = communication_bytes(config), bytes = element * n;
+  return bytes + window_scratch(element, n, world) + (converts_gradients(config) ? bytes : 0) +
          (scales_averages(config, world) ? 4 * n : 0);
 }
 
@@ -170,7 +181,7 @@ MemoryBytes memory_bytes(const Config& config, uint64_t world, uint64_t n_params
   if (type.has_betas || config.optimizer.params.sgd.momentum > 0) b.m = moment;
   const bool averages = world > 1 && (!codec || type.one_bit);
   if (averages) b.scratch = average_scratch(config, n_params, world);
-  if (type.directions && (!codec || type.one_bit))
+  if (type.directions && (!codec || type.one_bit || world == 1))
     b.scratch += direction_scratch(config, n_params, world);
   if (!codec) return b;
   // The server's errors before and after a step.
@@ -193,6 +204,8 @@ MemoryBytes memory_bytes(const Config& config, uint64_t world, uint64_t n_params
   for (const std::string_view name : type.late_arrays) {
     if (!name.empty()) b.arrays.emplace_back(name, floats);
   }
+  // A rank alone decodes what it encodes.
+  if (world == 1) b.scratch = std::max(b.scratch, 4 * n_params);
   if (config.sotto.zero_variance_policy == ZeroVariancePolicy::kMask) b.bits += sizes.flat / 8;
   return b;
 }

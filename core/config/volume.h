@@ -45,8 +45,9 @@ const Stages& stages_of(const Config& config);
 // updates: length of the run, at most 2^53.
 UpdateCounts count_updates(const Config& config, uint64_t updates);
 
-// Windows of a full-precision average: as in iface/transport.h.
-inline constexpr uint64_t kHeldWindowBytes = 12 << 20;
+// Windows of a full-precision average, and what messages are cut into: as in iface/transport.h.
+inline constexpr uint64_t kHeldWindowBytes = 12 << 20, kHeldWindows = 4;
+inline constexpr uint64_t kWindowUnitBytes = 256 * 1024;
 
 // Bytes on one rank; 0: not there.
 struct MemoryBytes {
