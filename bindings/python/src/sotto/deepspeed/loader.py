@@ -29,6 +29,7 @@ class RepeatingLoader:
 class DeepSpeedDataLoader(DataLoader[Any]):
     """torch's loader; next() of the loader itself works too, as with DeepSpeed's.
 
+    data_sampler: the sampler, under DeepSpeed's name; None for a dataset without length.
     post_process_func: of a batch and the sampler's state (None here); its result takes the batch's
     place.
     """
@@ -37,6 +38,16 @@ class DeepSpeedDataLoader(DataLoader[Any]):
         self._running: Iterator[Any] | None = None
         self.post_process_func: Any = None
         super().__init__(*arguments, **options)
+
+    @property
+    def data_sampler(self) -> Any:
+        """Programs call its set_epoch()."""
+        return None if isinstance(self.dataset, IterableDataset) else self.sampler
+
+    @property
+    def num_local_io_workers(self) -> int:
+        """Processes that read for this rank."""
+        return self.num_workers
 
     def __iter__(self) -> Any:
         batches = super().__iter__()
