@@ -194,8 +194,6 @@ def test_what_is_refused(comm):
     engine, optimizer, _, _ = start(comm, {}, net, optimizer=torch.optim.SGD(net.parameters(), 0.1))
     with pytest.raises(sotto.UnsupportedError, match="closure"):
         optimizer.step(lambda: 0.0)
-    with pytest.raises(sotto.InvalidStateError, match="parameter groups cannot be added"):
-        optimizer.add_param_group({"params": []})
     before = parameters(engine)
     engine.backward(engine(*batch(0, 0)) * math.nan)
     with pytest.raises(sotto.NonfiniteError):
@@ -425,30 +423,6 @@ def test_an_optimizer_that_needs_a_closure_is_refused(comm):
         start(comm, {}, net, optimizer=torch.optim.LBFGS(net.parameters()))
     with pytest.raises(sotto.UnsupportedError, match="LBFGS needs a closure"):
         start(comm, {"optimizer": {"type": "LBFGS", "params": {}}})
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_parameters_that_would_not_be_averaged_are_refused(dtype, comm):
-    """Thawed or added behind initialize(): the client's own step would use this rank's gradient."""
-    net = Loss()
-    net.net[0].weight.requires_grad_(False)
-    mine = torch.optim.SGD(net.parameters(), **SGD)
-    section = {"bf16": {"enabled": dtype == torch.bfloat16}}
-    engine, _, _, _ = start(comm, section, net, optimizer=mine)
-    run(engine, 0, [0], dtype)
-    net.net[0].weight.requires_grad_(True)
-    before = parameters(engine)
-    with pytest.raises(sotto.InvalidStateError, match='"net.0.weight" of group 0 has a gradient'):
-        run(engine, 0, [1], dtype)
-    net.net[0].weight.requires_grad_(False)
-    engine.zero_grad()
-    added = torch.nn.Parameter(torch.zeros(3))
-    added.grad = torch.ones(3)
-    mine.add_param_group({"params": [added]})
-    with pytest.raises(sotto.InvalidStateError, match="of group 1 has a gradient"):
-        run(engine, 0, [1], dtype)
-    assert all(torch.equal(a, b) for a, b in zip(before, parameters(engine)))
-    engine.close()
 
 
 HALF = {"fp16": {"enabled": True, "loss_scale": 8}}

@@ -69,7 +69,9 @@ class ClientOptimizer(torch.optim.Optimizer):
     clipping, loss scale, communication type and accumulation, then calls the client's own step().
     param_groups and state are the client's; with 16-bit parameters its groups hold float32 masters,
     as under DeepSpeed's wrappers, which follow what others write into the model. A gradient that is
-    None counts as zero. `optimizer` is the client's. Threads: one.
+    None counts as zero. Parameters of its groups that require a gradient later, or are added later,
+    are averaged from the next update on: on all ranks alike. `optimizer` is the client's. Threads:
+    one.
     """
 
     def __init__(
@@ -93,30 +95,74 @@ class ClientOptimizer(torch.optim.Optimizer):
         if not self._report["can_run"]:
             raise UnsupportedError("; ".join(self._report["reasons"]))
         self._averager: plain.Optimizer | None = None
+        self._open = 0  # micro-batches of the next update that the averager has
         self._frozen: list[bool] = []
         self._own: dict[int, torch.Tensor] = {}  # by position: gradients that had to be copied
         self._trained: list[_Trained] = []
         self._names = names
-        for group in client.param_groups:
+        self._replaced = Replaced()
+        self._dtype = torch.float32
+        self._take_all()
+
+    def _take_all(self) -> None:
+        """What requires a gradient in the client's groups, in their order."""
+        before = {id(t.updated): t for t in self._trained}
+        trained = []
+        for group in self.optimizer.param_groups:
             for i, p in enumerate(group["params"]):
-                if p.requires_grad:
-                    self._take(client, group["params"], i, names)
+                if id(p) in before:
+                    trained.append(before.pop(id(p)))
+                elif p.requires_grad:
+                    trained.append(self._take(group["params"], i, len(trained)))
+        self._trained = [*trained, *before.values()]
         check_whole((t.name, t.model) for t in self._trained)
         dtypes = {t.model.dtype for t in self._trained}
         self._dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
-        self._replaced = Replaced()
+        self._own.clear()
         self._replaced.watch(t.model for t in self._trained)
 
-    def _take(
-        self, client: torch.optim.Optimizer, params: list[Any], i: int, names: Mapping[int, str]
-    ) -> None:
-        p = params[i]
-        taken = _Trained(names.get(id(p), f"param{len(self._trained)}"), p)
-        self._trained.append(taken)
+    def _take(self, params: list[Any], i: int, number: int) -> _Trained:
+        p, state = params[i], self.optimizer.state
+        taken = _Trained(self._names.get(id(p), f"param{number}"), p)
         if taken.updated is not p:
             params[i] = taken.updated
-            if p in client.state:
-                client.state[taken.updated] = _widened(client.state.pop(p), p.dtype)
+            if p in state:
+                state[taken.updated] = _widened(state.pop(p), p.dtype)
+        return taken
+
+    def take_new(self) -> None:
+        """Averages what requires a gradient by now and did not, or was added. Collective then.
+
+        Error feedback of a gradient_codec begins anew, and so does the window of a dynamic scale.
+        Errors: InvalidStateError (between micro-batches of one update).
+        """
+        averaged = {id(taken.updated) for taken in self._trained}
+        new = [
+            p
+            for group in self.optimizer.param_groups
+            for p in group["params"]
+            if p.requires_grad and id(p) not in averaged
+        ]
+        if not new:
+            return
+        if self._open:
+            name = self._names.get(id(new[0]), "added since")
+            raise InvalidStateError(
+                f'parameter "{name}" requires a gradient now, and did not when the first '
+                f"{self._open} of this update's micro-batches were taken: change that, or add it, "
+                "behind the step() that updates"
+            )
+        self._take_all()
+        if self._averager is None:
+            return
+        scale = self._averager.info().loss_scale
+        self.close()
+        self._set_scale(scale)
+
+    def _set_scale(self, scale: float) -> None:
+        settings = self._report["loss_scale"]
+        if settings is not None and settings["kind"] == "dynamic":
+            self._build().set("loss_scale", scale)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -201,11 +247,12 @@ class ClientOptimizer(torch.optim.Optimizer):
                     name = self._names.get(id(p), "added since")
                     raise InvalidStateError(
                         f'parameter "{name}" of group {index} has a gradient, which would not be '
-                        "averaged: initialize() takes those that require one then; make another "
-                        "engine"
+                        "averaged, since it requires none: set its grad to None, or let it require "
+                        "one, on all ranks"
                     )
 
     def _located(self) -> plain.Optimizer:
+        self.take_new()
         averager = self._build()
         self._follow()
         self._check_untrained()
@@ -216,6 +263,7 @@ class ClientOptimizer(torch.optim.Optimizer):
     def accumulate(self) -> None:
         """Takes the gradients of one micro-batch; the next step() averages them with its own."""
         self._located().accumulate().wait()
+        self._open += 1
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
@@ -236,6 +284,7 @@ class ClientOptimizer(torch.optim.Optimizer):
             averager.set_frozen(frozen)
             self._frozen = frozen
         before = averager.info().step
+        self._open = 0
         averager.step().wait()
         if averager.info().step == before:
             return None
@@ -302,14 +351,11 @@ class ClientOptimizer(torch.optim.Optimizer):
         """Gives the library's part back; call it before the comm's close()."""
         if self._averager is not None:
             self._averager.close()
-        self._averager = None
+        self._averager, self._open = None, 0
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused. Errors: InvalidStateError."""
-        raise InvalidStateError(
-            "parameter groups cannot be added behind initialize(): add them to the optimizer "
-            "before, or make another engine"
-        )
+        """The client's; averaged from the next update on. On all ranks alike."""
+        self.optimizer.add_param_group(param_group)
 
     # ---- state -----------------------------------------------------------------------------------
 
@@ -321,9 +367,17 @@ class ClientOptimizer(torch.optim.Optimizer):
             # Nearly all of it is zeros.
             packed = zlib.compress(bytes(self._averager.export_state("mean")), 1)
             blob = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
-        masters = [t.updated.detach() for t in self._trained if t.updated is not t.model]
-        mine = {"format": FORMAT, "kind": type(self.optimizer).__name__, "masters": masters}
-        return {**self.optimizer.state_dict(), "sotto": {**mine, "average": blob}}
+        held = [t for t in self._trained if t.updated is not t.model]
+        mine = {
+            "format": FORMAT,
+            "kind": type(self.optimizer).__name__,
+            "masters": [t.updated.detach() for t in held],
+            "names": [t.name for t in self._trained],
+            "held": [t.name for t in held],
+            "loss_scale": self.loss_scale,
+            "average": blob,
+        }
+        return {**self.optimizer.state_dict(), "sotto": mine}
 
     def gather_state(self) -> dict[str, Any]:
         """As state_dict(): it is the same on all ranks."""
@@ -332,18 +386,35 @@ class ClientOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes a state_dict(), or one of the client's alone. Collective.
 
-        Errors: InvalidArgumentError (another optimizer or model).
+        Where other parameters of the groups were frozen, those that train on both sides keep their
+        masters and the loss scale goes on. Errors: InvalidArgumentError (another optimizer or
+        model).
         """
         self._follow_replaced()
+        self.take_new()
         mine = state_dict.get("sotto") or {}
         kind = type(self.optimizer).__name__
         if mine.get("kind", kind) != kind:
             raise InvalidArgumentError(f"the state is of {mine['kind']}, this optimizer is {kind}")
         self.optimizer.load_state_dict({k: v for k, v in state_dict.items() if k != "sotto"})
+        names = [t.name for t in self._trained]
+        if mine.get("names", names) != names:
+            self._load_some(dict(zip(mine["held"], mine["masters"])))
+            self._set_scale(mine["loss_scale"])
+            return
         self._load_masters(mine.get("masters"))
         if mine.get("average") is not None:
             state = zlib.decompress(mine["average"].numpy().tobytes())
             self._build().import_state(state, "mean")
+
+    @torch.no_grad()
+    def _load_some(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """Masters by name; the others are what the model's 16-bit parameters are."""
+        self.refresh_fp32_params()
+        for taken in self._trained:
+            if taken.updated is not taken.model and taken.name in saved:
+                taken.updated.copy_(saved[taken.name].view(taken.updated.shape))
+        self._write_model()
 
     @torch.no_grad()
     def _load_masters(self, saved: Iterable[torch.Tensor] | None) -> None:

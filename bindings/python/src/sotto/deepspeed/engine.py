@@ -304,6 +304,8 @@ class Engine(Saving, Recording, torch.nn.Module):
         self.tput_timer.stop(global_step=self._step_applied)
 
     def _update(self, lr_kwargs: Mapping[str, Any] | None) -> None:
+        if isinstance(self.optimizer, ClientOptimizer):
+            self.optimizer.take_new()
         overlap = self._overlap
         begun = overlap is not None and overlap._begun()
         before = overlap._steps_before if begun and overlap else self.optimizer.info().step

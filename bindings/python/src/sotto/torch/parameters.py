@@ -136,7 +136,8 @@ class Parameters(torch.optim.Optimizer):
             if p.grad is not None:
                 raise InvalidStateError(
                     f'parameter "{name}" has a gradient, but did not require one at the first '
-                    "step; make a new optimizer and load the state"
+                    "step: let it require one then, and freeze it behind that step, or make a new "
+                    "optimizer"
                 )
 
     # ---- parameters that others take the place of ------------------------------------------------
