@@ -122,6 +122,14 @@ def test_warm_up_may_be_a_share_of_the_steps(arguments, steps, comm):
         ({"optimizer": {"type": "Muon"}}, "unknown type"),
         ({"optimizer": LAMB, "scheduler": {"type": "WarmUpLR"}}, "WarmupLR"),
         ("absent.json", "looks like the name of a file"),
+        ({"csv_monitor": True}, "csv_monitor is true; an object is needed"),
+        ({"csv_monitor": {"job_nam": "a"}}, "csv_monitor.job_nam is not known; allowed: enabled"),
+        ({"tensorboard": {"enabled": "no"}}, 'tensorboard.enabled is "no"; allowed: true, false'),
+        ({"csv_monitor": {"output_path": 3}}, "csv_monitor.output_path is 3; allowed: a string"),
+        ({"comms_logger": {"prof_al": True}}, "comms_logger.prof_al is not known"),
+        ({"comms_logger": {"enabled": 1}}, "comms_logger.enabled is 1; allowed: true, false"),
+        ({"comet": {"samples_log_interval": True}}, "interval is true; allowed: a whole number"),
+        ({"torch_autocast": {"enable": True}}, "torch_autocast.enable is not known"),
     ],
 )
 def test_configurations_that_are_refused(config, text, comm, monkeypatch):

@@ -21,6 +21,7 @@ from ..errors import InvalidArgumentError, InvalidStateError
 from . import ranks
 from .accelerator import get_accelerator
 from .logs import logger
+from .sections import check_keys
 
 __path__: list[str] = []  # deepspeed.comm.comm is found below: see modules.py
 TORCH_DISTRIBUTED_DEFAULT_PORT = ranks.DEFAULT_PORT
@@ -245,8 +246,12 @@ def configure(
     verbose: bool | None = None,
     debug: bool | None = None,
 ) -> None:
-    """Sets the log. deepspeed_config: a configuration, whose "comms_logger" is taken."""
+    """Sets the log. deepspeed_config: a configuration, whose "comms_logger" is taken.
+
+    Errors: InvalidArgumentError (a key of a section that the engine reads).
+    """
     if isinstance(deepspeed_config, dict):
+        check_keys(deepspeed_config)
         section = deepspeed_config.get("comms_logger") or {}
         known = {key: section[key] for key in ("enabled", *CONFIGURED) if key in section}
         configure(**known)

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from ..errors import UnsupportedError
+from .sections import check_keys
 
 # Methods that return a value of the configuration: path of the key, DeepSpeed's default.
 FROM_FILE: Mapping[str, tuple[str, Any]] = MappingProxyType(
@@ -312,7 +313,11 @@ def refuse(what: str, hint: str) -> NoReturn:
 
 
 def check_sections(file: Mapping[str, Any]) -> list[str]:
-    """Warnings of sections that change nothing here. Errors: UnsupportedError (others)."""
+    """Warnings of sections that change nothing here.
+
+    Errors: UnsupportedError (sections that do), InvalidArgumentError (names a key).
+    """
+    check_keys(file)
     for switches, hint in REFUSED_SECTIONS.items():
         if all(value_at(file, switch, False) is True for switch in switches):
             refuse(f"{switches[-1]}: true", hint)
