@@ -353,6 +353,22 @@ def test_clones_share_no_memory():
     assert part.data_ptr() not in (copies["a"].data_ptr(), copies["b"][0].data_ptr())
 
 
+def test_full_values_of_parameters():
+    utils = importlib.import_module("sotto.deepspeed.utils")
+    p, half = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3).half())
+    values = utils.safe_get_full_fp32_param(p)
+    assert torch.equal(values, p.detach())
+    for parameter in (p, half):
+        utils.safe_set_full_fp32_param(parameter, torch.full((3, 1), 2.0))
+        assert parameter.tolist() == [2, 2, 2]
+    assert values.tolist() == [1, 1, 1]
+    with pytest.raises(sotto.UnsupportedError, match=r"torch.float16: .*optimizer.masters\(\)"):
+        utils.safe_get_full_fp32_param(half)
+    for name in ("safe_get_full_optimizer_state", "safe_set_full_optimizer_state"):
+        with pytest.raises(sotto.UnsupportedError, match=f"{name}: .*engine.optimizer.state"):
+            getattr(utils, name)(p, "exp_avg")
+
+
 def test_logs(capsys):
     from sotto.deepspeed.runtime.utils import see_memory_usage
     from sotto.deepspeed.utils.logging import set_log_level_from_string

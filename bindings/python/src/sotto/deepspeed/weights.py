@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -92,6 +92,36 @@ def OnDevice(dtype: torch.dtype, device: str = "meta", enabled: bool = True) -> 
             yield
     finally:
         torch.set_default_dtype(before)
+
+
+def safe_get_full_fp32_param(param: torch.nn.Parameter) -> torch.Tensor:
+    """A copy of a float32 parameter. Errors: UnsupportedError (a 16-bit one)."""
+    if param.dtype != torch.float32:
+        raise UnsupportedError(
+            f"safe_get_full_fp32_param of a parameter that is {param.dtype}: its float32 master is "
+            "the optimizer's; with one of PyTorch's it is engine.optimizer.masters()[id(param)]"
+        )
+    return param.detach().clone()
+
+
+@torch.no_grad()
+def safe_set_full_fp32_param(param: torch.nn.Parameter, value: torch.Tensor) -> None:
+    """Writes a parameter; the float32 master of a 16-bit one follows, in its precision."""
+    param.copy_(value.reshape(param.shape))
+
+
+def _state_of(name: str) -> Callable[..., NoReturn]:
+    def refused(*_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedError(
+            f"{name}: moments are the library's, and engine.optimizer.state_dict() has them as "
+            "bytes; an optimizer object of PyTorch's has them in engine.optimizer.state"
+        )
+
+    return refused
+
+
+safe_get_full_optimizer_state = _state_of("safe_get_full_optimizer_state")
+safe_set_full_optimizer_state = _state_of("safe_set_full_optimizer_state")
 
 
 def safe_get_full_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
