@@ -1,5 +1,7 @@
 """sotto.deepspeed with "sotto": {"overlap"}: backward() sends, and begins the step."""
 
+import copy
+
 import pytest
 from ranks import thread_ranks
 
@@ -53,6 +55,83 @@ def test_training_has_the_same_bits(name):
         assert all(map(torch.equal, values, same))
         assert figures == others
         assert rounds == figures[0]
+
+    thread_ranks(2, body)
+
+
+class Heads(torch.nn.Module):
+    """A rank has one of two tasks; the last head is nobody's."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(4)
+        self.body = torch.nn.Linear(20, 4)
+        self.heads = torch.nn.ModuleList(torch.nn.Linear(4, 1) for _ in range(3))
+
+    def forward(self, x, task):
+        return self.heads[task](torch.tanh(self.body(x))).square().mean()
+
+
+HEADS = Heads()  # ranks are threads: they share torch's random numbers
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["", "frozen"])
+def test_a_rank_may_use_a_part_of_the_model(frozen):
+    """With "overlap": {} alone, as without: its gradient counts as zeros."""
+
+    def body(comm):
+        results = []
+        for overlap in (None, {}):
+            net = copy.deepcopy(HEADS)
+            section = {"overlap": overlap} if overlap is not None else {}
+            engine, *_ = start(comm, {"optimizer": ADAM, "sotto": section}, net)
+            for step in range(8):
+                if frozen and step in (3, 5):
+                    net.body.bias.requires_grad_(step == 5)
+                engine.backward(engine(batch(comm.rank, step)[0], (step + comm.rank) % 2))
+                engine.step()
+            results.append([p.clone() for p in parameters(engine)])
+            engine.close()
+        assert all(map(torch.equal, *results))
+
+    thread_ranks(2, body)
+
+
+def test_engines_behind_each_other():
+    """A generator's backward() goes through the discriminator, whose step it does not begin."""
+
+    def body(comm):
+        results = []
+        for section in ({}, {"overlap": {}}):
+            config = {"optimizer": ADAM, "sotto": section}
+            generator, *_ = start(comm, config, copy.deepcopy(HEADS.body))
+            judge, *_ = start(comm, config, copy.deepcopy(HEADS.heads[0]))
+            for step in range(8):
+                x = batch(comm.rank, step)[0]
+                made = generator(x)
+                generator.backward(judge(made).square().mean())
+                generator.step()
+                judge.zero_grad()
+                judge.backward((judge(x[:, :4]) - judge(made.detach())).mean())
+                judge.step()
+            results.append([p.clone() for e in (generator, judge) for p in parameters(e)])
+            rounds = [e._overlap.info().rounds for e in (generator, judge) if section]
+            assert rounds == [8, 8][: len(rounds)]
+            judge.close()
+            generator.close()
+        assert all(map(torch.equal, *results))
+
+    thread_ranks(2, body)
+
+
+def test_unused_parameters_are_an_error_where_the_file_says_so():
+    def body(comm):
+        section = {"overlap": {"unused": "error"}}
+        config = {"optimizer": ADAM, "sotto": section}
+        engine, *_ = start(comm, config, copy.deepcopy(HEADS))
+        with pytest.raises(sotto.InvalidStateError, match='"heads.1.weight", "heads.1.bias"'):
+            engine.backward(engine(batch(comm.rank, 0)[0], 0))
+        engine.close()
 
     thread_ranks(2, body)
 

@@ -270,11 +270,12 @@ class Engine(Saving, Recording, torch.nn.Module):
         """Collective at the first call."""
         if not self._overlaps or self._overlap is not None:
             return
-        self._overlap = Overlap(self.module, optimizer=self.optimizer)
+        chosen = self._settings.section("sotto")["overlap"].get("unused")
+        self._overlap = Overlap(self.module, optimizer=self.optimizer, unused=chosen or "zero")
         self._overlap._may_begin = lambda: (
             self.is_gradient_accumulation_boundary()
             and not self.inside_no_sync_ctxt
-            and not self._loss_factor.is_missing()
+            and self._loss_factor.was_multiplied()
         )
 
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:

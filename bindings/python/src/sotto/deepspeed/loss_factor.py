@@ -52,6 +52,10 @@ class LossFactor:
         """A loss has it."""
         self._multiplied = True
 
+    def was_multiplied(self) -> bool:
+        """Whether a loss of this engine is differentiated, not one of another engine behind it."""
+        return self._multiplied is True
+
     def cleared(self) -> None:
         """Gradients are zeros or None."""
         self._multiplied = None
