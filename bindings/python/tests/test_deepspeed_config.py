@@ -138,6 +138,15 @@ def test_configurations_that_are_refused(config, text, comm, monkeypatch):
         sd.initialize(model=Loss(), config=config)
 
 
+def test_a_program_without_a_launcher_is_told_of_them(monkeypatch):
+    for _, *names in sotto.launch.LAUNCHERS:
+        for name in names:
+            monkeypatch.delenv(name, raising=False)
+    for make in (sd.init_distributed, lambda: sd.initialize(model=Loss(), config={})):
+        with pytest.raises(sotto.InvalidArgumentError, match=r"no launcher .*\(torchrun\)"):
+            make()
+
+
 def test_the_configuration_where_command_lines_have_it(comm, tmp_path):
     path = tmp_path / "ds.json"
     path.write_text(json.dumps({"optimizer": LAMB}))

@@ -53,11 +53,12 @@ def meet(
     In this order: comm; mpu.get_data_parallel_group(), a process group of torch; the default comm;
     the ranks of torch's process group, if it is initialised; those that the launcher started
     (torchrun, sotto-run, Open MPI, MPICH, Slurm). The last two become the default comm.
+    Errors: InvalidArgumentError (no launcher either: lists what was looked for).
     """
     if comm is None and mpu is not None:
         data_parallel = mpu.get_data_parallel_group()
         return comm_of_process_group(data_parallel, timeout=timeout, transport=transport)
-    if comm is None and transport is not None and not has_comm():
+    if comm is None and not has_comm():
         return group.init_process_group(timeout=timeout, transport=transport)
     return group.meet(comm, timeout)
 
