@@ -16,12 +16,47 @@ from deepspeed_support import LAMB, Loss, batch, parameters, run, start  # noqa:
 
 import sotto  # noqa: E402
 import sotto.deepspeed.files as checkpoint_files  # noqa: E402
+from sotto.deepspeed.weights import get_fp32_state_dict_from_zero_checkpoint  # noqa: E402
 
 
 @pytest.fixture
 def comm():
     with sotto.create_comm(world_size=1, cpu_threads=1) as comm:
         yield comm
+
+
+class Shard:
+    """What a program of Megatron's kind says of its model-parallel ranks."""
+
+    def __init__(self, rank):
+        self.get_model_parallel_rank = lambda: rank
+        self.get_model_parallel_world_size = lambda: 2
+        self.get_data_parallel_group = lambda: None
+
+
+@pytest.mark.parametrize("checkpoint", ["exact", "mean"])
+def test_shards_are_saved_beside_each_other(checkpoint, comm, tmp_path):
+    config = {"optimizer": LAMB, "sotto": {"checkpoint": checkpoint}}
+    engines = [start(comm, config, mpu=Shard(rank))[0] for rank in range(2)]
+    for rank, engine in enumerate(engines):
+        run(engine, rank, range(3))
+    wanted = [parameters(engine) for engine in engines]
+    assert not torch.equal(wanted[0][0], wanted[1][0])
+    for engine in engines:
+        engine.save_checkpoint(tmp_path, tag="both")
+        engine.save_16bit_model(tmp_path)
+    states = sorted(path.name for path in (tmp_path / "both").glob("mp_rank_*"))
+    assert states == ["mp_rank_00_model_states.pt", "mp_rank_01_model_states.pt"]
+    with pytest.raises(sotto.UnsupportedError, match="2 model-parallel shards"):
+        get_fp32_state_dict_from_zero_checkpoint(tmp_path)
+    first = torch.load(tmp_path / "pytorch_model.bin")
+    assert torch.equal(first["net.0.weight"], wanted[0][0])
+    for rank, engine in enumerate(engines):
+        run(engine, rank, range(3, 5))
+        engine.load_checkpoint(tmp_path)
+        assert engine.loaded_checkpoint_mp_world_size == 2
+        assert all(torch.equal(p, q) for p, q in zip(parameters(engine), wanted[rank]))
+        engine.close()
 
 
 @pytest.mark.parametrize("checkpoint", ["exact", "mean", "reset"])

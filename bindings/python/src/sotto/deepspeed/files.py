@@ -3,6 +3,9 @@
 SAVE_DIR/latest                            the name of the newest tag
 SAVE_DIR/TAG/mp_rank_00_model_states.pt    rank 0: module, optimizer, counters, client_state
 SAVE_DIR/TAG/sotto_rank_NN_optim_states.pt with "sotto": {"checkpoint": "exact"}: of each rank
+
+The 00 is the model-parallel rank of a program with an mpu, whose shards have a file each; shards
+but the first add it to the names of their ranks' files too.
 """
 
 from __future__ import annotations
@@ -26,9 +29,15 @@ MODEL_FILE = "mp_rank_00_model_states.pt"
 RANK_FILES = "sotto_rank_*_optim_states.pt"
 
 
-def rank_file(rank: int) -> str:
+def model_file(shard: int) -> str:
+    """The file of one model-parallel rank."""
+    return f"mp_rank_{shard:02d}_model_states.pt"
+
+
+def rank_file(rank: int, shard: int) -> str:
     """The file of one rank's exact optimizer state."""
-    return f"sotto_rank_{rank:02d}_optim_states.pt"
+    of_shard = f"_mp_rank_{shard:02d}" if shard else ""
+    return f"sotto_rank_{rank:02d}{of_shard}_optim_states.pt"
 
 
 def _readable() -> list[Any]:

@@ -31,6 +31,7 @@ class Saving:
         lr_scheduler: Any
         comm: Comm
         config: dict[str, Any]
+        mpu: Any
         global_rank: int
         dp_world_size: int
         global_steps: int
@@ -51,6 +52,15 @@ class Saving:
     @property
     def _exact(self) -> bool:
         return getattr(self.optimizer, "_policy", None) == "exact"
+
+    def _of_mpu(self, name: str, default: int) -> int:
+        return int(getattr(self.mpu, name, lambda: default)())
+
+    @property
+    def _shard(self) -> int:
+        """The model-parallel rank: shards are saved beside each other."""
+        whole = self._of_mpu("get_model_parallel_rank", 0)
+        return self._of_mpu("get_tensor_model_parallel_rank", whole)
 
     def _check_tag(self, tag: str) -> None:
         """Errors: InvalidArgumentError on every rank, if tags differ."""
@@ -102,10 +112,11 @@ class Saving:
 
         def save() -> None:
             if self._exact:
-                files.write(folder / files.rank_file(self.global_rank), {"optimizer": optimizer})
+                rank_file = files.rank_file(self.global_rank, self._shard)
+                files.write(folder / rank_file, {"optimizer": optimizer})
             if self.global_rank == 0:
                 state = self._state(optimizer, client_state, exclude_frozen_parameters)
-                files.write(folder / files.MODEL_FILE, state)
+                files.write(folder / files.model_file(self._shard), state)
 
         files.together(self.comm, "writing the checkpoint", save)
         if save_latest and self.global_rank == 0:
@@ -134,7 +145,7 @@ class Saving:
             "skipped_steps": self.skipped_steps,
             "micro_steps": self.micro_steps,
             "dp_world_size": self.dp_world_size,
-            "mp_world_size": 1,
+            "mp_world_size": self._of_mpu("get_model_parallel_world_size", 1),
             "ds_config": self.config,
             "client_state": dict(client_state),
         }
@@ -171,14 +182,14 @@ class Saving:
                 warnings.warn(f"{latest} does not exist: no checkpoint was loaded", stacklevel=2)
                 return None, None
             tag = latest.read_text(encoding="utf-8").strip()
-        path = Path(load_dir) / str(tag) / files.MODEL_FILE
+        path = Path(load_dir) / str(tag) / files.model_file(self._shard)
         whole = self.optimizer is not None and load_optimizer_states and not load_module_only
         state: dict[str, Any] = {}
 
         def load() -> None:
             state.update(files.read(path))
             if whole and state["optimizer"] is None and not imported.is_deepspeeds(state):
-                rank_file = path.with_name(files.rank_file(self.global_rank))
+                rank_file = path.with_name(files.rank_file(self.global_rank, self._shard))
                 if not rank_file.is_file() and not list(path.parent.glob(files.RANK_FILES)):
                     raise InvalidArgumentError(
                         f"{path} has no optimizer's state: its engine had none; load it with "
@@ -281,11 +292,12 @@ class Saving:
         save_filename: str = "pytorch_model.bin",
         exclude_frozen_parameters: bool = False,
     ) -> bool:
-        """Rank 0 writes the module's state_dict() alone. Every rank has to call it."""
+        """Rank 0 writes the module's state_dict() alone; with an mpu the first shard's, as in
+        DeepSpeed. Every rank has to call it."""
         path = Path(save_dir) / save_filename
 
         def save() -> None:
-            if self.global_rank == 0:
+            if self.global_rank == 0 and self._shard == 0:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 less = exclude_frozen_parameters
                 files.write(path, self.module_state_dict(exclude_frozen_parameters=less))

@@ -25,7 +25,7 @@ def get_fp32_state_dict_from_zero_checkpoint(
     16-bit weights have the values that the model computes with, not those of the float32 masters.
     tag: None: what "latest" names. lazy_mode: has no meaning here, since one file has all.
     exclude_frozen_parameters: refused: save them so. Errors: OSError, InvalidArgumentError (no
-    "latest"), UnsupportedError (a checkpoint of ZeRO, exclude_frozen_parameters).
+    "latest"), UnsupportedError (a checkpoint of ZeRO or of shards, exclude_frozen_parameters).
     """
     if exclude_frozen_parameters:
         raise UnsupportedError(
@@ -42,6 +42,12 @@ def get_fp32_state_dict_from_zero_checkpoint(
         raise UnsupportedError(
             f"{folder} was written with ZeRO: the script zero_to_fp32.py in its folder makes one "
             "file of it"
+        )
+    shards = len(list(folder.glob("mp_rank_*_model_states.pt")))
+    if shards > 1:
+        raise UnsupportedError(
+            f"{folder} has {shards} model-parallel shards: merge them with the tools of the "
+            "program that made them"
         )
     module = files.read(folder / files.MODEL_FILE)["module"]
     return {
