@@ -470,6 +470,13 @@ def rank_communicates():
     engine.backward(engine(*batch(rank, 0)))
     engine.step()
     engine.destroy()
+    alone = [dist.new_group([0]), dist.new_group([1])][rank]
+    mpu = types.SimpleNamespace(get_data_parallel_group=lambda: alone)
+    engine, *_ = sd.initialize(model=Loss(), config=CONFIG, mpu=mpu)
+    assert (engine.global_rank, engine.world_size, engine.dp_world_size) == (rank, 2, 1)
+    assert engine.get_data_parallel_rank() == 0
+    assert [x.item() for x in engine.deepspeed_io(torch.arange(3), 1, "eval")] == [0, 1, 2]
+    engine.destroy()
     dist.destroy_process_group()
     print("communicated")
 

@@ -55,8 +55,8 @@ class Engine(Saving, Recording, torch.nn.Module):
         self.config = settings.file
         self._config = types.SimpleNamespace(**settings.file)
         self.device = next((p.device for p in module.parameters()), torch.device("cpu"))
-        self.global_rank, self.dp_world_size = comm.rank, comm.size
-        self.world_size = self.seq_dp_world_size = comm.size
+        self.global_rank, self.world_size = ranks.among_all(comm, given.get("mpu"))
+        self.dp_world_size = self.seq_dp_world_size = comm.size
         self.local_rank = ranks.local_rank(comm.rank)
         self.dist_backend = get_accelerator().communication_backend_name()
         self.global_steps = self.global_samples = self.micro_steps = self.skipped_steps = 0
@@ -555,7 +555,7 @@ class Engine(Saving, Recording, torch.nn.Module):
             raise InvalidArgumentError(f"route is {route!r}; allowed: train, eval, predict")
         if data_sampler is None:
             data_sampler = sampler_of(
-                dataset, self.dp_world_size, self.global_rank, shuffle=route == "train"
+                dataset, self.dp_world_size, self.comm.rank, shuffle=route == "train"
             )
         return DeepSpeedDataLoader(
             dataset,

@@ -77,6 +77,13 @@ def has_comm() -> bool:
     return True
 
 
+def among_all(comm: Comm, mpu: Any) -> tuple[int, int]:
+    """Rank and number of ranks; with an mpu, whose data-parallel ranks are some, those of torch."""
+    if mpu is not None and joined():
+        return dist.get_rank(), dist.get_world_size()
+    return comm.rank, comm.size
+
+
 def local_rank(rank: int = 0) -> int:
     """Which process of its machine this is, as the launcher says; else its rank."""
     found = [os.environ[name] for name in LOCAL_RANKS if name in os.environ]

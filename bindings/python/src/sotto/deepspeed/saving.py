@@ -32,7 +32,6 @@ class Saving:
         comm: Comm
         config: dict[str, Any]
         mpu: Any
-        global_rank: int
         dp_world_size: int
         global_steps: int
         global_samples: int
@@ -70,7 +69,7 @@ class Saving:
         others = (everybody != everybody[0]).nonzero().flatten().tolist()
         if others:
             raise InvalidArgumentError(
-                f"save_checkpoint: tag is {tag!r} on rank {self.global_rank}, and that of rank "
+                f"save_checkpoint: tag is {tag!r} on rank {self.comm.rank}, and that of rank "
                 f"{others[0]} is not that of rank 0; all ranks need the same"
             )
 
@@ -103,7 +102,7 @@ class Saving:
         folder = Path(save_dir) / name
 
         def prepare() -> None:
-            if self.global_rank == 0 or self._exact:
+            if self.comm.rank == 0 or self._exact:
                 folder.mkdir(parents=True, exist_ok=True)
 
         self._check_tag(name)
@@ -112,14 +111,14 @@ class Saving:
 
         def save() -> None:
             if self._exact:
-                rank_file = files.rank_file(self.global_rank, self._shard)
+                rank_file = files.rank_file(self.comm.rank, self._shard)
                 files.write(folder / rank_file, {"optimizer": optimizer})
-            if self.global_rank == 0:
+            if self.comm.rank == 0:
                 state = self._state(optimizer, client_state, exclude_frozen_parameters)
                 files.write(folder / files.model_file(self._shard), state)
 
         files.together(self.comm, "writing the checkpoint", save)
-        if save_latest and self.global_rank == 0:
+        if save_latest and self.comm.rank == 0:
             files.write_text(Path(save_dir) / "latest", name)
         self.comm.barrier().wait()
         return True
@@ -189,7 +188,7 @@ class Saving:
         def load() -> None:
             state.update(files.read(path))
             if whole and state["optimizer"] is None and not imported.is_deepspeeds(state):
-                rank_file = path.with_name(files.rank_file(self.global_rank, self._shard))
+                rank_file = path.with_name(files.rank_file(self.comm.rank, self._shard))
                 if not rank_file.is_file() and not list(path.parent.glob(files.RANK_FILES)):
                     raise InvalidArgumentError(
                         f"{path} has no optimizer's state: its engine had none; load it with "
@@ -297,7 +296,7 @@ class Saving:
         path = Path(save_dir) / save_filename
 
         def save() -> None:
-            if self.global_rank == 0 and self._shard == 0:
+            if self.comm.rank == 0 and self._shard == 0:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 less = exclude_frozen_parameters
                 files.write(path, self.module_state_dict(exclude_frozen_parameters=less))
