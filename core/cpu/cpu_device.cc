@@ -1,6 +1,7 @@
 #include "core/cpu/cpu_device.h"
 
 #include <sys/mman.h>
+#include <xmmintrin.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -54,6 +55,21 @@ class BusyTime {
   int64_t start_;
 };
 
+// Kernels round to nearest, keep denormals and trap nothing, whatever the application has set for
+// its threads (PyTorch: set_flush_denormal): the same bits on all ranks, and on every thread that
+// may run them. Flags that they raise are not seen by the application.
+class KernelArithmetic {
+ public:
+  KernelArithmetic() : callers_(_mm_getcsr()) { _mm_setcsr(kDefault); }
+  ~KernelArithmetic() { _mm_setcsr(callers_); }
+  KernelArithmetic(const KernelArithmetic&) = delete;
+  KernelArithmetic& operator=(const KernelArithmetic&) = delete;
+
+ private:
+  static constexpr unsigned kDefault = 0x1f80;  // of every process: all exceptions are masked
+  const unsigned callers_;
+};
+
 Status no_events() {
   return unsupported("the CPU device executes at once and has neither events nor streams");
 }
@@ -105,6 +121,7 @@ Status CpuDevice::launch(uint32_t lane, const KernelCall& call, std::span<const 
       piece_elements(call.pieces) >= 2 * kMinShareElements) {
     run_shares(kernel, call);
   } else {
+    const KernelArithmetic arithmetic;
     kernel(call);
   }
   return ok_status();
@@ -129,6 +146,7 @@ void CpuDevice::run_shares(KernelFunction kernel, const KernelCall& call) {
         share_of_pieces(c.call.pieces, index, c.count, &pieces);
         KernelCall part = c.call;
         part.pieces = pieces;
+        const KernelArithmetic arithmetic;
         c.kernel(part);
       },
       &context);

@@ -1,10 +1,13 @@
 // Conversions between float types, and sums of micro-batches.
 #include <gtest/gtest.h>
+#include <xmmintrin.h>
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "core/base/dtype.h"
+#include "core/cpu/cpu_device.h"
 #include "tests/support/kernel_cases.h"
 
 namespace sotto::test {
@@ -103,6 +106,43 @@ TEST(KernelsConvert, RoundsOnceToTheNearest) {
     for (uint64_t i = 0; i < 1000; ++i) {
       const double exact = double{float_at(Dtype::kF32, source.data(), i)} * 0.7f;
       ASSERT_NEAR(float_at(to, got.data(), i), exact, unit * std::abs(exact) * 1.001);
+    }
+  }
+}
+
+// Applications flush denormals, round otherwise or trap exceptions, in some of their threads.
+TEST(KernelsConvert, ArithmeticIsNotThatOfTheApplication) {
+  constexpr unsigned kFlags = 0x3f, kFlush = 0x8040, kRoundUp = 0x4000, kMaskInvalid = 0x80;
+  Random random(63);
+  const Layout layout = make_layout({40000, 37}, 1, 64);
+  KernelCase work(KernelId::kConvert);
+  work.set_args(ConvertArgs{Dtype::kF32, Dtype::kBF16, 0.3f});
+  work.pieces = layout.by_tensor;
+  std::vector<std::vector<float>> sources;
+  std::vector<std::vector<uint16_t>> targets;
+  for (const uint64_t size : layout.sizes) {
+    sources.push_back(random.normal(size, 1e-38f));
+    sources.back()[5] = std::numeric_limits<float>::signaling_NaN();
+    targets.emplace_back(size);
+  }
+  auto& o = work.named<kernels::Convert>();
+  o.x = work.list(sources);
+  o.y = work.list(targets);
+  const Outcome expected = execute_reference(work);
+  const unsigned before = _mm_getcsr() & ~kFlags;
+  for (const unsigned mode : {before | kFlush, before | kRoundUp, before & ~kMaskInvalid}) {
+    for (const unsigned threads : {1u, 3u}) {
+      for (const SimdLevel level : {SimdLevel::kScalar, SimdLevel::kAuto}) {
+        SCOPED_TRACE(fmt::format("MXCSR {:x}, {} threads", mode, threads));
+        const std::unique_ptr<Device> device = make_cpu_device(threads, level).take();
+        _mm_setcsr(mode);
+        const Outcome outcome = execute(work, *device, 0);
+        const unsigned after = _mm_getcsr();
+        _mm_setcsr(before);
+        EXPECT_EQ(outcome.error, "");
+        EXPECT_TRUE(outcome.memory == expected.memory);
+        EXPECT_EQ(after, mode);  // flags of kernels are not the application's either
+      }
     }
   }
 }
