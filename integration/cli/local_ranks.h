@@ -28,14 +28,13 @@ class LocalRanks final : public RankRunner {
   void signal_all(int number) override;
   void pause(bool /*stopping*/) override {}
 
+  void hold_output(bool held) override { held_ = held; }
   void watch(std::vector<pollfd>& fds) override;
   int64_t due_ns() const override;
   void handle(const std::vector<pollfd>& fds, RankListener& listener) override;
   void close() override { signal_all(SIGKILL); }
   bool gone() const override { return true; }
 
-  // Whether the output of ranks stays where it is, since the listener has too much of it.
-  void hold_output(bool held) { held_ = held; }
   bool all_closed() const;
 
  private:

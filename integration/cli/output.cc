@@ -1,9 +1,12 @@
 #include "integration/cli/output.h"
 
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -13,6 +16,21 @@ namespace {
 
 constexpr size_t kRememberedLines = 20;
 constexpr size_t kLongestLine = size_t{1} << 20;  // bytes; a longer one is written in parts
+
+bool same_file(int a, int b) {
+  struct stat of_a {
+  }, of_b{};
+  return fstat(a, &of_a) == 0 && fstat(b, &of_b) == 0 && of_a.st_dev == of_b.st_dev &&
+         of_a.st_ino == of_b.st_ino;
+}
+
+// How much of a text to write at once: what a pipe with room takes without waiting, up to the end
+// of a line if there is one.
+size_t next_part(std::string_view text) {
+  const std::string_view part = text.substr(0, PIPE_BUF);
+  const size_t end = part.rfind('\n');
+  return end == std::string_view::npos ? part.size() : end + 1;
+}
 
 }  // namespace
 
@@ -43,10 +61,45 @@ std::string write_failure(std::string_view name, int error) {
   return "cannot write " + std::string(name) + ": " + std::strerror(error);
 }
 
+Sink::Sink(int fd, std::string_view name, Sink* other)
+    : fd_(fd),
+      name_(name),
+      other_(other != nullptr && same_file(fd, other->fd_) ? other : nullptr) {}
+
 void Sink::write(std::string_view text) {
-  const int error = write_all(fd_, text);
-  if (error == 0) return;
-  if (!failed_) write_all(STDERR_FILENO, "sotto-run: " + write_failure(name_, error) + "\n");
+  if (other_ != nullptr) return other_->write(text);
+  queue_ += text;
+  flush();
+}
+
+void Sink::flush() {
+  size_t done = 0;
+  pollfd waits{fd_, POLLOUT, 0};
+  while (done < queue_.size() && poll(&waits, 1, 0) > 0) {
+    const std::string_view rest = std::string_view(queue_).substr(done);
+    const ssize_t n = ::write(fd_, rest.data(), next_part(rest));
+    if (n > 0) {
+      done += static_cast<size_t>(n);
+    } else if (n == 0 || errno == EAGAIN) {
+      break;
+    } else if (errno != EINTR) {
+      if (errno != EPIPE) fail(write_failure(name_, errno));
+      done = queue_.size();
+    }
+  }
+  queue_.erase(0, done);
+}
+
+void Sink::give_up() {
+  if (queue_.empty()) return;
+  fail("nothing reads " + std::string(name_) + "; " + std::to_string(queue_.size()) +
+       (queue_.size() == 1 ? " byte is lost" : " bytes are lost"));
+  queue_.clear();
+}
+
+void Sink::fail(const std::string& text) {
+  pollfd waits{STDERR_FILENO, POLLOUT, 0};
+  if (!failed_ && poll(&waits, 1, 0) > 0) write_all(STDERR_FILENO, "sotto-run: " + text + "\n");
   failed_ = true;
 }
 

@@ -18,19 +18,32 @@ int write_all(int fd, std::string_view text);
 // "cannot write standard output: No space left on device".
 std::string write_failure(std::string_view name, int error);
 
-// Standard output or error of sotto-run. A log that cannot be written ends no run: the first
-// failure is told on standard error, and later texts are tried again.
+// Standard output or error of sotto-run. Texts wait for their reader, this process does not. A log
+// that cannot be written ends no run: the first failure is told on standard error, and later texts
+// are tried again.
 class Sink {
  public:
-  Sink(int fd, std::string_view name) : fd_(fd), name_(name) {}
+  // other: if it is open on the same file, texts go through its queue, so that lines do not mix.
+  Sink(int fd, std::string_view name, Sink* other = nullptr);
 
   void write(std::string_view text);
+  // Writes what can be written without waiting.
+  void flush();
+  // Bytes that wait.
+  size_t queued() const { return queue_.size(); }
+  int fd() const { return fd_; }
+  // What waits is lost.
+  void give_up();
   // Whether some text was lost.
   bool failed() const { return failed_; }
 
  private:
+  void fail(const std::string& text);
+
   const int fd_;
   const std::string_view name_;
+  Sink* const other_;  // null: texts go to fd
+  std::string queue_;
   bool failed_ = false;
 };
 

@@ -56,6 +56,8 @@ class RankRunner {
   // Tells the ranks' host that this process is about to be stopped, or goes on.
   virtual void pause(bool stopping) = 0;
 
+  // Whether the output of ranks stays where it is, since the listener has too much of it.
+  virtual void hold_output(bool held) = 0;
   // Appends the descriptors that handle() wants to be woken by.
   virtual void watch(std::vector<pollfd>& fds) = 0;
   // When handle() has to be called at the latest; kNever if nothing is due.

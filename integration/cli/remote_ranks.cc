@@ -114,7 +114,7 @@ void RemoteRanks::watch(std::vector<pollfd>& fds) {
     return fds.size() - 1;
   };
   shell_.in_at = add(writer_->fd(), writer_->queued() != 0 && !writer_->broken() ? POLLOUT : 0);
-  shell_.out_at = add(shell_.out, POLLIN);
+  shell_.out_at = add(shell_.out, shell_.held ? 0 : POLLIN);
   shell_.err_at = add(shell_.err, POLLIN);
 }
 

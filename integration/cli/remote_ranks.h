@@ -36,6 +36,7 @@ class RemoteRanks final : public RankRunner {
   void signal_all(int number) override;
   void pause(bool stopping) override;
 
+  void hold_output(bool held) override { shell_.held = held; }
   void watch(std::vector<pollfd>& fds) override;
   int64_t due_ns() const override;
   void handle(const std::vector<pollfd>& fds, RankListener& listener) override;
@@ -63,6 +64,7 @@ class RemoteRanks final : public RankRunner {
   struct Shell {
     pid_t pid = -1;  // -1 when reaped
     int out = -1, err = -1;
+    bool held = false;                         // out is not read
     size_t in_at = 0, out_at = 0, err_at = 0;  // where watch() put them; 0: nowhere
     int64_t eof_ns = 0;                        // when its output ended; 0: it has not
     int64_t kill_ns = 0;                       // when it is killed; 0: never

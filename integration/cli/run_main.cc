@@ -225,9 +225,11 @@ Parsed parse(int argc, char** argv) {
   } catch (const CLI::Success& e) {
     std::ostringstream help;
     parsed.exit_code = app.exit(e, help);
-    sotto_cli::Sink out(STDOUT_FILENO, "standard output");
-    out.write(help.str());
-    if (out.failed()) parsed.exit_code = sotto_cli::kExitOwnFailure;
+    if (const int error = sotto_cli::write_all(STDOUT_FILENO, help.str()); error != 0) {
+      std::fprintf(stderr, "sotto-run: %s\n",
+                   sotto_cli::write_failure("standard output", error).c_str());
+      parsed.exit_code = sotto_cli::kExitOwnFailure;
+    }
     return parsed;
   } catch (const CLI::ParseError& e) {
     parsed.exit_code = usage_error(sotto_cli::usage_text(e));

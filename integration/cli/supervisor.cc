@@ -18,6 +18,9 @@ namespace sotto_cli {
 namespace {
 
 constexpr int64_t kTermToKillNs = 5 * kNsPerS;  // after SIGTERM
+// Bytes that may wait for a reader before ranks have to wait too, and before those of ranks that
+// are being ended are lost.
+constexpr size_t kMostQueued = size_t{1} << 20, kMostQueuedAtEnd = size_t{64} << 20;
 
 bool failed(int wait_status) { return !WIFEXITED(wait_status) || WEXITSTATUS(wait_status) != 0; }
 
@@ -77,8 +80,10 @@ int Supervisor::run() {
   if (stage_ == RankStage::kRunning) start_all();
   while (!everything_done()) wait_for_events();
   close_runners();
-  show_first_failure();
   watcher_.stop();
+  finish_output();
+  show_first_failure();
+  finish_output();
   const bool lost_output = out_.failed() || err_.failed();
   return exit_code_ == 0 && lost_output ? kExitOwnFailure : exit_code_;
 }
@@ -123,9 +128,18 @@ int64_t Supervisor::due_ns() const {
 
 void Supervisor::wait_for_events() {
   std::vector<pollfd> fds{{signal_fd_, POLLIN, 0}};
-  for (const auto& runner : runners_) runner->watch(fds);
+  for (const Sink* sink : {&out_, &err_}) {
+    if (sink->queued() != 0) fds.push_back({sink->fd(), POLLOUT, 0});
+  }
+  // Ranks that are being ended can always print.
+  const bool held = queued() > kMostQueued && stage_ < RankStage::kAsked;
+  for (const auto& runner : runners_) {
+    runner->hold_output(held);
+    runner->watch(fds);
+  }
   poll_until(fds, due_ns());
   for (const int number : take_signals(signal_fd_)) on_signal(number);
+  for (Sink* sink : {&out_, &err_}) sink->flush();
   for (const auto& runner : runners_) runner->handle(fds, *this);
   look_for_failure();
   escalate_if_due();
@@ -160,7 +174,11 @@ void Supervisor::stop_as_asked() {
 void Supervisor::on_output(int32_t rank, Stream stream, std::string_view bytes) {
   Rank& from = ranks_[static_cast<size_t>(rank)];
   Relay* relay = stream == Stream::kOut ? from.out.get() : from.err.get();
-  if (relay != nullptr) relay->take(bytes);
+  if (relay == nullptr) return;
+  if (stage_ >= RankStage::kAsked && queued() > kMostQueuedAtEnd) {
+    for (Sink* sink : {&out_, &err_}) sink->give_up();
+  }
+  relay->take(bytes);
 }
 
 void Supervisor::on_end(int32_t rank, int wait_status) {
@@ -234,11 +252,11 @@ void Supervisor::enter_grace(const std::string& why) {
 void Supervisor::escalate_if_due() {
   const int64_t now = now_ns();
   if (stage_ == RankStage::kRunning && time_limit_ns_ != 0 && now >= time_limit_ns_ &&
-      (any_running() || !started_)) {
-    end_all(SIGTERM,
-            fmt::format("the time limit of {:g} s is over; {}", options_.timeout_s,
-                        started_ ? fmt::format("rank {} was still running", running_ranks())
-                                 : "no rank had been started"),
+      (any_running() || !started_ || queued() != 0)) {
+    std::string when = "output had not been read";
+    if (!started_) when = "no rank had been started";
+    if (any_running()) when = fmt::format("rank {} was still running", running_ranks());
+    end_all(SIGTERM, fmt::format("the time limit of {:g} s is over; {}", options_.timeout_s, when),
             kExitTimeLimit);
   }
   if (next_stage_ns_ == 0 || now < next_stage_ns_ || !any_running()) return;
@@ -274,6 +292,16 @@ void Supervisor::close_runners() {
                       [](const auto& runner) { return runner->gone(); })) {
     wait_for_events();
   }
+}
+
+// What has been asked to end waits for readers as long as ranks would get.
+void Supervisor::finish_output() {
+  if (stage_ == RankStage::kGrace) stage_ = RankStage::kRunning;  // the time limit counts again
+  const bool asked = stage_ >= RankStage::kAsked;
+  next_stage_ns_ = asked ? now_ns() + to_ns(options_.grace_s) : 0;
+  while (queued() != 0 && (stage_ < RankStage::kAsked || now_ns() < next_stage_ns_))
+    wait_for_events();
+  for (Sink* sink : {&out_, &err_}) sink->give_up();
 }
 
 // A rank that has not been started is no concern.

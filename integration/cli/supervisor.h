@@ -77,6 +77,8 @@ class Supervisor final : public RankListener {
   void enter_grace(const std::string& why);
   void signal_all(int signal_number);
   void close_runners();
+  void finish_output();
+  size_t queued() const { return out_.queued() + err_.queued(); }
   bool everything_done() const;
   bool any_running() const;
   std::string running_ranks() const;
@@ -85,7 +87,7 @@ class Supervisor final : public RankListener {
 
   const RunOptions options_;
   Sink out_{STDOUT_FILENO, "standard output"};
-  Sink err_{STDERR_FILENO, "standard error"};
+  Sink err_{STDERR_FILENO, "standard error", &out_};
   Watcher watcher_;
   std::vector<std::unique_ptr<RankRunner>> runners_;  // in the order of their ranks
   std::vector<Rank> ranks_;

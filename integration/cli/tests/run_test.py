@@ -1,12 +1,14 @@
 #!/usr/bin/python3
 """sotto-run with real processes: run_test.py PATH-OF-SOTTO-RUN"""
 
+import fcntl
 import os
 import pty
 import signal
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 import unittest
 from pathlib import Path
@@ -229,6 +231,47 @@ class Failure(unittest.TestCase):
             if "rank 0, 1 was still running" not in done.stderr:
                 break
         self.assertIn("; rank 0 was still running", done.stderr)
+
+
+class Readers(unittest.TestCase):
+    """Of what sotto-run prints."""
+
+    def start(self, *args, **kwargs):
+        return subprocess.Popen([program(), *args], stdout=subprocess.PIPE, **{"stderr": subprocess.PIPE, **kwargs})
+
+    def test_one_that_stalls_holds_up_no_time_limit(self):
+        with self.start("-n", "2", "--timeout", "1", "--grace", "0.2", "--", "yes") as process:
+            self.assertEqual(process.wait(LIMIT_S), 124)
+            error = process.stderr.read().decode()
+        self.assertIn("sotto-run: the time limit of 1 s is over; rank 0, 1 was still running\n", error)
+        self.assertRegex(error, r"sotto-run: nothing reads standard output; [0-9]+ bytes are lost\n")
+
+    def test_one_that_stalls_holds_up_no_signal(self):
+        with self.start("-n", "2", "--grace", "0.2", "--", "yes") as process:
+            # But for pages of the pipe that are not full.
+            waiting = lambda: int.from_bytes(fcntl.ioctl(process.stdout, termios.FIONREAD, bytes(4)), sys.byteorder)
+            self.assertTrue(wait_until(lambda: waiting() >= 56 * 1024), waiting())
+            process.terminate()
+            self.assertEqual(process.wait(LIMIT_S), 143)
+            self.assertIn("ended by signal 15", process.stderr.read().decode())
+
+    def test_one_that_stalls_at_the_end_holds_up_no_time_limit(self):
+        for last, code, text in (("true", 124, "the time limit of 1 s is over; output had not been read\n"), ("exit 3", 3, "rank 0 failed first")):
+            with self.start("-n", "1", "--timeout", "1", "--grace", "0.2", "--", "sh", "-c", f"seq 50000; {last}") as process:
+                self.assertEqual(process.wait(LIMIT_S), code)
+                self.assertIn(text, process.stderr.read().decode())
+
+    def test_one_that_is_slow_gets_everything(self):
+        # Both streams go to one pipe; ranks wait for its reader.
+        script = "seq 300000; seq 300000 >&2; echo end"
+        with self.start("-n", "2", "--", "sh", "-c", script, stderr=subprocess.STDOUT) as process:
+            time.sleep(1)
+            lines = process.stdout.read().decode().splitlines()
+            self.assertEqual(process.wait(LIMIT_S), 0)
+        for rank in "01":
+            mine = [line[4:] for line in lines if line.startswith(f"[{rank}] ")]
+            self.assertEqual(sorted(mine), sorted([str(n) for n in range(1, 300001)] * 2 + ["end"]))
+        self.assertEqual(len(lines), 2 * 600001, "lines do not mix")
 
 
 class NoOrphans(unittest.TestCase):
