@@ -96,6 +96,7 @@ Result<LaunchInfo> launch_info(const Params& params, const Environment& environm
         "PMI_PORT is set, but not PMI_RANK and PMI_SIZE: start ranks without mpiexec's -pmi-port, "
         "or set SOTTO_RANK and SOTTO_WORLD_SIZE with SOTTO_RENDEZVOUS");
   }
+  if (info.size == 1) return info;  // meets no one
   if (!params.rendezvous.empty()) {
     info.address = params.rendezvous;
     return info;

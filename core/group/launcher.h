@@ -27,8 +27,8 @@ struct LaunchInfo {
 // The first that is present: SOTTO_RANK and SOTTO_WORLD_SIZE (sotto-run), RANK and WORLD_SIZE
 // (torchrun), Open MPI's, MPICH's (before Open MPI's where PMI_FD is a connection: mpiexec in a job
 // of mpirun), Slurm's. The address is SOTTO_RENDEZVOUS, else MASTER_ADDR with MASTER_PORT + 1
-// (torchrun's agent owns MASTER_PORT itself). With none of them: one rank. INVALID_ARGUMENT names
-// the variable and its value.
+// (torchrun's agent owns MASTER_PORT itself), where there are several ranks. With none of them: one
+// rank. INVALID_ARGUMENT names the variable and its value.
 Result<LaunchInfo> launch_info(const Params& params, const Environment& environment);
 
 // How ranks meet that have no address.

@@ -75,6 +75,19 @@ TEST(Launcher, AnAddressThatIsSetWins) {
   }
 }
 
+// Ports of other programs' meetings are no concern of a rank that meets no one.
+TEST(Launcher, OneRankNeedsNoAddress) {
+  for (const char* port : {"65535", "0", "x"}) {
+    const Variables master{{"MASTER_ADDR", "m"}, {"MASTER_PORT", port}};
+    EXPECT_EQ(info_of(with({{"RANK", "0"}, {"WORLD_SIZE", "1"}}, master)).address, "");
+    EXPECT_EQ(info_of(master).size, 1);
+    const Status status =
+        launch_info({}, environment_of(with({{"RANK", "0"}, {"WORLD_SIZE", "2"}}, master)))
+            .status();
+    EXPECT_THAT(status.text(), HasSubstr(fmt::format("MASTER_PORT is \"{}\"", port)));
+  }
+}
+
 TEST(Launcher, MpichsRanksMeetThroughPmi) {
   const MeetingPlace place = place_of(kMpich).take();
   EXPECT_EQ(place.address, "");
