@@ -153,7 +153,9 @@ Result<RootSetup> plan_setup(Context& context, const CommConfig& config) {
   }
   SOTTO_ASSIGN(setup.backend, context.rendezvous(setup.transport));
   if (setup.request.size == 1 && !setup.request.exchange) {
-    SOTTO_ASSIGN(setup.request.id, setup.backend->make_unique_id(Reach::kProcess));
+    SOTTO_ASSIGN(setup.request.id, context.engine()->drive([&](Driver&) {
+      return setup.backend->make_unique_id(Reach::kProcess);  // another thread may make a comm
+    }));
   }
   return setup;
 }

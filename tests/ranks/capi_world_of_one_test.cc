@@ -169,6 +169,23 @@ TEST_P(WorldOfOne, AsItsCallerSays) {
   OK(sotto_context_destroy(context));
 }
 
+// sotto_comm_create is called by any thread.
+TEST_P(WorldOfOne, ThreadsMakeCommsOfOneContext) {
+  sotto_context* context = new_context();
+  sotto_comm_config config = SOTTO_COMM_CONFIG_INIT;
+  config.size = 1;
+  config.transport = *GetParam() != '\0' ? GetParam() : nullptr;
+  const auto make = [&](int) {
+    for (int i = 0; i < 300; ++i) {
+      sotto_comm* comm = nullptr;
+      OK(sotto_comm_create(context, &config, &comm));
+      OK(sotto_comm_destroy(comm));
+    }
+  };
+  EXPECT_EQ(run_ranks(4, make), "");
+  OK(sotto_context_destroy(context));
+}
+
 INSTANTIATE_TEST_SUITE_P(Transports, WorldOfOne, testing::Values("", "inproc", "tcp"),
                          [](const auto& instance) {
                            return std::string(*instance.param == '\0' ? "auto" : instance.param);
