@@ -29,8 +29,12 @@ Result<std::shared_ptr<Device>> Context::device_of(const DeviceId& id) {
 }
 
 Result<Backend*> Context::backend(const std::string& name) {
-  std::lock_guard lock(mutex_);
-  if (const auto it = backends_.find(name); it != backends_.end()) return it->second;
+  const auto made_before = [&]() -> Backend* {
+    std::lock_guard lock(mutex_);
+    const auto it = backends_.find(name);
+    return it == backends_.end() ? nullptr : it->second;
+  };
+  if (Backend* const found = made_before(); found != nullptr) return found;
   const auto factory = options_.backends.find(name);
   if (factory == options_.backends.end()) {
     std::string known;
@@ -38,12 +42,16 @@ Result<Backend*> Context::backend(const std::string& name) {
       known += (known.empty() ? "" : ", ") + known_name;
     return unsupported("transport \"{}\" is not compiled in; there are: {}", name, known);
   }
-  SOTTO_ASSIGN(std::unique_ptr<Backend> made, factory->second.make(options_.params));
-  Backend* backend = made.get();
-  engine_->drive(
-      [&](Driver&) { engine_->add_backend(std::move(made), factory->second.transport.blocking); });
-  backends_.emplace(name, backend);
-  return backend;
+  // The driver looks backends up, so no thread waits for its role with the mutex.
+  return engine_->drive([&](Driver&) -> Result<Backend*> {
+    if (Backend* const found = made_before(); found != nullptr) return found;
+    SOTTO_ASSIGN(std::unique_ptr<Backend> made, factory->second.make(options_.params));
+    Backend* const backend = made.get();
+    engine_->add_backend(std::move(made), factory->second.transport.blocking);
+    std::lock_guard lock(mutex_);
+    backends_.emplace(name, backend);
+    return backend;
+  });
 }
 
 Result<std::string> Context::auto_transport(Reach distance) const {

@@ -186,6 +186,22 @@ TEST_P(WorldOfOne, ThreadsMakeCommsOfOneContext) {
   OK(sotto_context_destroy(context));
 }
 
+// The transport of an id is made while another thread makes a comm.
+TEST(WorldOfOneThreads, OneMakesIdsWhileAnotherMakesComms) {
+  for (int round = 0; round < 200; ++round) {
+    sotto_context* context = new_context();
+    const auto make = [&](int rank) {
+      sotto_unique_id id;
+      sotto_comm* comm = nullptr;
+      if (rank != 0) return OK(sotto_unique_id_create(context, &id));
+      OK(sotto_comm_create(context, nullptr, &comm));
+      OK(sotto_comm_destroy(comm));
+    };
+    ASSERT_EQ(run_ranks(2, make), "");
+    OK(sotto_context_destroy(context));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Transports, WorldOfOne, testing::Values("", "inproc", "tcp"),
                          [](const auto& instance) {
                            return std::string(*instance.param == '\0' ? "auto" : instance.param);
