@@ -78,7 +78,6 @@ class Agent final : public RankListener {
 };
 
 int Agent::run() {
-  signal(SIGPIPE, SIG_IGN);
   fcntl(writer_.fd(), F_SETFL, fcntl(writer_.fd(), F_GETFL) | O_NONBLOCK);
   signal_fd_ = open_signal_fd();
   writer_.put(fmt::format("{}{}\n", kHello, kProtocol));

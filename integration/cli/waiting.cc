@@ -34,6 +34,7 @@ int open_signal_fd() {
   sigset_t set;
   sigemptyset(&set);
   signal(SIGCHLD, SIG_DFL);  // children of a process that ignores it leave no wait status
+  signal(SIGPIPE, SIG_IGN);  // a reader that is gone ends no ranks: writes fail with EPIPE
   for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGUSR1, SIGUSR2}) {
     if (!is_ignored(number)) sigaddset(&set, number);
   }

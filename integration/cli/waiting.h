@@ -19,7 +19,7 @@ int64_t to_ns(double seconds);
 // SIGTSTP), and what they tell its ranks with (SIGUSR1, SIGUSR2); returns the descriptor that they
 // are read from, -1 with errno if there is none. What this process was started to ignore, as
 // nohup(1) does with SIGHUP, stays ignored: Linux would queue it if it were blocked. SIGCHLD alone
-// is taken in any case.
+// is taken in any case. SIGPIPE is ignored from now on.
 int open_signal_fd();
 // The signals that have come since the last call, each kind at most once.
 std::vector<int> take_signals(int signal_fd);

@@ -261,6 +261,18 @@ class Readers(unittest.TestCase):
                 self.assertEqual(process.wait(LIMIT_S), code)
                 self.assertIn(text, process.stderr.read().decode())
 
+    def test_one_that_has_seen_enough_ends_no_rank(self):
+        with tempfile.TemporaryDirectory() as folder:
+            script = f"seq 100000; sleep 0.2; seq 100000; touch {folder}/$SOTTO_RANK; exit 3"
+            with self.start("-n", "2", "--grace", "5", "--", "sh", "-c", script) as process:
+                self.assertTrue(process.stdout.readline())
+                process.stdout.close()
+                self.assertEqual(process.wait(LIMIT_S), 3)
+                error = process.stderr.read().decode()
+            self.assertTrue(os.listdir(folder))
+        self.assertIn("failed first", error)
+        self.assertNotIn("cannot write", error)
+
     def test_one_that_is_slow_gets_everything(self):
         # Both streams go to one pipe; ranks wait for its reader.
         script = "seq 300000; seq 300000 >&2; echo end"
