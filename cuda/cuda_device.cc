@@ -1,9 +1,11 @@
 #include "cuda/cuda_device.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "core/base/log.h"
 #include "core/kernels/registry.h"
+#include "cuda/calls/blocked_streams.h"
 #include "cuda/cuda_device_class.h"
 #include "cuda/kernels/prepare.h"
 #include "cuda/launch.h"
@@ -13,6 +15,8 @@ namespace {
 
 constexpr uint64_t kAlignment = 256;  // of what the runtime allocates
 constexpr uint32_t kEventsAtOnce = 128;
+// How long an allocation waits for streams that are blocked: as operations do by default.
+constexpr std::chrono::seconds kBlockPatience{300};
 constexpr unsigned kStreamValueVersion = 12000;  // CUDA version of the entry point's signature
 
 uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
@@ -181,6 +185,15 @@ Result<void*> CudaDevice::alloc_host(uint64_t bytes) {
   if (memory == nullptr) {
     const OnDevice current(index_);
     SOTTO_TRY(current.status());
+    // It may wait for the device, with locks that the end of a blocked stream needs.
+    const NoneBlocked now(index_, kBlockPatience);
+    if (!now.holds()) {
+      return error(
+          Code::kBusy,
+          "{} bytes of pinned memory are needed, and a stream of cuda:{} has been blocked "
+          "for an operation for {} s (SOTTO_STREAM_BLOCK=1): wait for that operation first",
+          size, index_, kBlockPatience.count());
+    }
     SOTTO_TRY(check(cudaHostAlloc(&memory, size, cudaHostAllocDefault), "cudaHostAlloc")
                   .with_prefix(fmt::format("{} bytes", size)));
     std::lock_guard lock(mutex_);

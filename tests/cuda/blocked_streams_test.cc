@@ -26,6 +26,7 @@ class CudaBlockedStreams : public CudaStreamOrder {
   }
   void TearDown() override {
     for (const char* name : {"SOTTO_STREAM_BLOCK", "CUDA_MODULE_LOADING"}) unsetenv(name);
+    EXPECT_THAT(fake_cuda::waits_behind_blocks(), testing::IsEmpty());
     CudaStreamOrder::TearDown();
   }
 };
@@ -277,6 +278,36 @@ TEST_F(CudaBlockedStreams, GoOnWithoutTheHost) {
                 comes),
             "");
   EXPECT_EQ(fake_cuda::calls("cuStreamWriteValue32"), writes + 1);
+}
+
+// An operation of a new size needs pinned memory, which CUDA may only give when the device stands
+// still: not while the stream waits for another rank.
+TEST_F(CudaBlockedStreams, AreNotWaitedForByThoseWhoEndThem) {
+  std::atomic<bool> comes{false};
+  EXPECT_EQ(run_world(2, {},
+                      [&](Member& self) {
+                        DeviceAndHost x(self);
+                        std::vector<float> more(300'000, 1);
+                        const sotto_buffer at = x.tensors.add(more);
+                        x.tensors.sync();
+                        while (self.rank == 1 && !comes) std::this_thread::yield();
+                        sotto_op* ops[2] = {x.all_reduce(), nullptr};
+                        std::thread other;
+                        if (self.rank == 0) {
+                          OK(sotto_op_stream_wait(ops[0], x.tensors.stream()));
+                          other = std::thread([&] {
+                            std::this_thread::sleep_for(std::chrono::milliseconds(50));
+                            comes = true;
+                          });
+                        }
+                        OK(sotto_all_reduce(self.comm, &at, &at, 1, &x.call, &ops[1]));
+                        OK(sotto_op_wait_all(ops, 2, -1));
+                        for (sotto_op* op : ops) OK(sotto_op_release(op));
+                        if (other.joinable()) other.join();
+                        x.tensors.download();
+                        require(x.values[999] == 2 && more[299'999] == 2, "the sums");
+                      }),
+            "");
 }
 
 // A block takes the place of an earlier one only when the stream of that has gone on.

@@ -41,12 +41,11 @@ CUresult wait_value(CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned 
   if (captured(s)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   state().memory.check_reachable(word, sizeof *word, kCall);
   state().order_with_default_stream(s);
-  const auto is_reached = [=] {
-    return reached(std::atomic_ref(*word).load(std::memory_order_acquire), value, flags);
-  };
-  const uint64_t hold = state().add_hold(s->device(), is_reached);
+  const auto is_reached = [=](uint32_t now) { return reached(now, value, flags); };
+  const uint64_t hold = state().add_hold(s->device(), word, is_reached);
   s->push_wait([=] {
-    while (!is_reached() && state().execution_error() == cudaSuccess)
+    const auto now = [=] { return std::atomic_ref(*word).load(std::memory_order_acquire); };
+    while (!is_reached(now()) && state().execution_error() == cudaSuccess)
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     state().remove_hold(hold);
   });
@@ -63,6 +62,7 @@ CUresult write_value(CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned
   const auto s = state().stream(stream, kCall);
   if (captured(s)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   state().memory.check_reachable(word, sizeof *word, kCall);
+  state().queue_end_of_holds(word, value);
   state().submit(s, [=] { std::atomic_ref(*word).store(value, std::memory_order_release); });
   return CUDA_SUCCESS;
 }

@@ -445,11 +445,17 @@ cudaMemPool_t State::device_pool(int device) {
 
 // ---- Held streams ----
 
-uint64_t State::add_hold(int device, std::function<bool()> reached) {
+uint64_t State::add_hold(int device, uint32_t* word, std::function<bool(uint32_t)> reached) {
   Quiet quiet;
   std::lock_guard lock(mutex_);
-  holds_[++next_hold_] = {device, std::move(reached)};
+  holds_[++next_hold_] = {device, word, std::move(reached)};
   return next_hold_;
+}
+
+void State::queue_end_of_holds(const uint32_t* word, uint32_t value) {
+  Quiet quiet;
+  std::lock_guard lock(mutex_);
+  for (auto& [number, hold] : holds_) hold.ends |= hold.word == word && hold.reached(value);
 }
 
 void State::remove_hold(uint64_t hold) {
@@ -466,7 +472,9 @@ bool State::is_held(int device) const {
 
 bool State::is_held_locked(int device) const {
   return std::ranges::any_of(holds_, [device](const auto& entry) {
-    return entry.second.device == device && !entry.second.reached();
+    const Hold& hold = entry.second;
+    return hold.device == device && !hold.ends &&
+           !hold.reached(std::atomic_ref(*hold.word).load(std::memory_order_acquire));
   });
 }
 

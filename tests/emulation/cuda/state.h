@@ -95,8 +95,11 @@ class State {
   void wait_to_load(const char* call);
 
   // Streams that wait for a word in memory; `reached` says whether it has its value.
-  uint64_t add_hold(int device, std::function<bool()> reached);
+  // reached: whether a value of the word lets the stream go on.
+  uint64_t add_hold(int device, uint32_t* word, std::function<bool(uint32_t)> reached);
   void remove_hold(uint64_t hold);
+  // A stream will write the word: holds that this ends need no more of the host.
+  void queue_end_of_holds(const uint32_t* word, uint32_t value);
   bool is_held(int device) const;  // whether one is blocked
 
   // Record, under the lock that waits use.
@@ -182,7 +185,9 @@ class State {
   std::set<std::pair<int, const void*>> loaded_;  // device, kernel
   struct Hold {
     int device;
-    std::function<bool()> reached;
+    uint32_t* word;
+    std::function<bool(uint32_t)> reached;
+    bool ends = false;  // the device ends it
   };
   std::map<uint64_t, Hold> holds_;
   uint64_t next_hold_ = 0;
