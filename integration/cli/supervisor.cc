@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kTermToKillNs = 5 * kNsPerS;  // after SIGTERM
 // Bytes that may wait for a reader before ranks have to wait too, and before those of ranks that
 // are being ended are lost.
-constexpr size_t kMostQueued = size_t{1} << 20, kMostQueuedAtEnd = size_t{64} << 20;
+constexpr size_t kMostUnread = size_t{1} << 20, kMostUnreadAtEnd = size_t{64} << 20;
 
 bool failed(int wait_status) { return !WIFEXITED(wait_status) || WEXITSTATUS(wait_status) != 0; }
 
@@ -132,7 +132,7 @@ void Supervisor::wait_for_events() {
     if (sink->queued() != 0) fds.push_back({sink->fd(), POLLOUT, 0});
   }
   // Ranks that are being ended can always print.
-  const bool held = queued() > kMostQueued && stage_ < RankStage::kAsked;
+  const bool held = queued() > kMostUnread && stage_ < RankStage::kAsked;
   for (const auto& runner : runners_) {
     runner->hold_output(held);
     runner->watch(fds);
@@ -175,7 +175,7 @@ void Supervisor::on_output(int32_t rank, Stream stream, std::string_view bytes) 
   Rank& from = ranks_[static_cast<size_t>(rank)];
   Relay* relay = stream == Stream::kOut ? from.out.get() : from.err.get();
   if (relay == nullptr) return;
-  if (stage_ >= RankStage::kAsked && queued() > kMostQueuedAtEnd) {
+  if (stage_ >= RankStage::kAsked && queued() > kMostUnreadAtEnd) {
     for (Sink* sink : {&out_, &err_}) sink->give_up();
   }
   relay->take(bytes);
