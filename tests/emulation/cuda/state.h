@@ -94,8 +94,7 @@ class State {
   // What loading may do: waits for the current device; ends the process if that may be for ever.
   void wait_to_load(const char* call);
 
-  // Streams that wait for a word in memory; `reached` says whether it has its value.
-  // reached: whether a value of the word lets the stream go on.
+  // Streams that wait for a word in memory; `reached` says whether a value lets them go on.
   uint64_t add_hold(int device, uint32_t* word, std::function<bool(uint32_t)> reached);
   void remove_hold(uint64_t hold);
   // A stream will write the word: holds that this ends need no more of the host.
