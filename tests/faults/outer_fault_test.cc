@@ -201,19 +201,18 @@ std::vector<Outcome> run(const Kind& kind, const std::string& transport, int siz
     FaultScript script{.seed = d.send + 1, .max_delay_polls = 3};
     if (rank == d.rank) script.faults = {{d.kind, d.send}};
     const auto state = states[static_cast<size_t>(rank)] = std::make_shared<FaultState>();
-    state->origin = UINT64_MAX;
+    state->counts = false;
     make_faulty(&(*backends)[transport], script, state);
   };
   std::barrier all_there(size);
   const Status status = run_world(world, [&](const std::shared_ptr<Comm>& comm) -> Status {
     const auto rank = static_cast<size_t>(comm->rank());
     FaultState& state = *states[rank];
-    uint64_t first = 0;
     const auto begin = [&] {
       all_there.arrive_and_wait();
-      state.origin = first = state.sends;
+      state.counts = true;
     };
-    const auto end = [&] { outcomes[rank].sends = state.sends - first; };
+    const auto end = [&] { outcomes[rank].sends = state.sends; };
     const auto step = [&](Model* model, uint64_t k) -> Status {
       if (k == kBefore && call == Call::kFlush) {
         SOTTO_TRY(model->step(d.timeout_us));

@@ -71,10 +71,12 @@ class FaultyTransport final : public MessageTransport, private TransferSink, pri
   bool run() override;
   void forward(Transfer& t);
   void damage(Transfer& t, FaultKind kind);
-  std::optional<FaultKind> fault_of(uint64_t number) const {
-    const uint64_t origin = state_->origin;
+  // Counts the next send.
+  std::optional<FaultKind> fault_of_next() const {
+    if (!state_->counts) return std::nullopt;
+    const uint64_t number = state_->sends++;
     for (const auto& fault : script_.faults) {
-      if (number >= origin && fault.which == number - origin) return fault.kind;
+      if (fault.which == number) return fault.kind;
     }
     return std::nullopt;
   }
@@ -103,8 +105,7 @@ void FaultyTransport::send(Transfer& t) {
 }
 
 void FaultyTransport::forward(Transfer& t) {
-  const uint64_t number = state_->sends++;
-  const auto kind = fault_of(number);
+  const auto kind = fault_of_next();
   if (!kind) {
     messages_->send(t);
     return;

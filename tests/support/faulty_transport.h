@@ -33,17 +33,17 @@ struct FaultScript {
   uint32_t max_delay_polls = 0;
   struct Fault {
     FaultKind kind;
-    uint64_t which;  // sends of this rank, counted from FaultState::origin
+    uint64_t which;  // of FaultState::sends
   };
   std::vector<Fault> faults = {};
 };
 
 // What has happened so far on one rank.
 struct FaultState {
-  std::atomic<uint64_t> sends{0};
+  std::atomic<uint64_t> sends{0};  // since `counts`
   std::atomic<uint64_t> faults{0};
-  // Faults are of the sends from here on; UINT64_MAX: not yet.
-  std::atomic<uint64_t> origin{0};
+  // Sends are counted, and the faults are theirs. May be set while the transport sends.
+  std::atomic<bool> counts{true};
 };
 
 // `state` may be null. Around transports that match by key.
