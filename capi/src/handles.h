@@ -88,6 +88,7 @@ struct sotto_optim {
 
 struct sotto_outer {
   std::shared_ptr<sotto::capi::CommState> comm;
+  std::shared_ptr<sotto::capi::CommState> shards;  // null: parameters are whole
   std::shared_ptr<sotto::Outer> core;
   std::shared_ptr<sotto::Optimizer> optim;  // makes its steps and has its state; null: none does
   // What steps write, in the order of addresses.

@@ -19,20 +19,31 @@ using namespace sotto::capi;  // NOLINT
 
 namespace {
 
-Status create(sotto_comm* comm, const char* json, const sotto_param* params, uint64_t n,
-              sotto_outer** out_outer) {
+Status check_shards_comm(const CommState& comm, const CommState& shards) {
+  SOTTO_TRY(check_no_group(shards));
+  if (shards.core->context() == comm.core->context()) return ok_status();
+  return invalid_argument("shards: found a comm of another context, allowed: one of that of comm");
+}
+
+// shards: null: parameters are whole.
+Status create(sotto_comm* comm, const Result<sotto_comm*>& shards, const char* json,
+              const sotto_param* params, uint64_t n, sotto_outer** out_outer) {
   SOTTO_TRY(CallbackScope::refuse_inside());
   auto object = std::make_unique<sotto_outer>();
   object->comm = comm->state;
+  if (shards.ok() && *shards != nullptr) object->shards = (*shards)->state;
   // The other ranks hear of what is wrong here, so that none waits for this one.
   Result<Registration> taken = caught([&]() -> Result<Registration> {
     SOTTO_TRY(check_pointer(out_outer, "out_outer"));
+    SOTTO_TRY(shards.status());
+    if (object->shards != nullptr) SOTTO_TRY(check_shards_comm(*comm->state, *object->shards));
     return take_registration(*comm, json, params, n, ParamUse::kAveraged);
   });
   Registration mine = taken.ok() ? taken.take() : Registration();
   SOTTO_ASSIGN(object->core,
                Outer::create(comm->state->core, json == nullptr ? "" : json, std::move(mine.specs),
-                             std::move(mine.device), taken.status()));
+                             std::move(mine.device), taken.status(),
+                             object->shards == nullptr ? nullptr : object->shards->core));
   object->written = std::move(mine.written);
   SOTTO_ASSIGN(*out_outer, give_out(std::move(object)));
   return ok_status();
@@ -135,8 +146,23 @@ extern "C" {
 
 sotto_status sotto_outer_create(sotto_comm* comm, const char* json, const sotto_param* params,
                                 uint64_t n, sotto_outer** out_outer) {
-  return guarded_on("sotto_outer_create", comm,
-                    [&](auto* object) { return create(object, json, params, n, out_outer); });
+  return guarded_on("sotto_outer_create", comm, [&](auto* object) {
+    return create(object, nullptr, json, params, n, out_outer);
+  });
+}
+
+sotto_status sotto_outer_create_sharded(sotto_comm* comm, sotto_comm* shards, const char* json,
+                                        const sotto_param* params, uint64_t n,
+                                        sotto_outer** out_outer) {
+  return guarded_on("sotto_outer_create_sharded", comm, [&](auto* object) {
+    const auto other = object_of(shards);
+    // A handle that is none is told to the other ranks too.
+    const Result<sotto_comm*> given =
+        other.ok()
+            ? Result<sotto_comm*>((*other)->get())
+            : Status(other.status().code(), fmt::format("shards: {}", other.status().text()));
+    return create(object, given, json, params, n, out_outer);
+  });
 }
 
 sotto_status sotto_outer_set(sotto_outer* outer, const char* name, double value) {

@@ -64,8 +64,10 @@ void Executor::begin(Op& op) {
     const Status ended = before->status();
     if (ended.ok()) continue;
     const std::string text = "an operation that this one comes after has failed: " + ended.text();
-    // Other ranks do not know how a local operation has ended.
-    if (op.plan().messages.transfers > 0 && before->plan().messages.transfers == 0) {
+    // Other ranks do not know how a local operation has ended, or one of another group.
+    const bool known =
+        before->plan().messages.transfers > 0 && before->request_.channel.get() == &channel;
+    if (op.plan().messages.transfers > 0 && !known) {
       const std::string cause = fmt::format("rank {}: {}", channel.rank(), text);
       channel.found(Status(Code::kAborted, cause), channel.rank());
       return;

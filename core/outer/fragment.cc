@@ -163,7 +163,28 @@ std::shared_ptr<OpHooks> OuterFragment::hooks_of(FragmentOp kind, const OuterOut
   }
 }
 
-// An operation without messages.
+// What ranks that make an operation together have alike.
+static OpSignature signature_of(FragmentOp kind, const OuterFragment& fragment,
+                                const OuterFragment::Step& step, const OuterContext& context) {
+  const CodecSettings codec = context.config.codec.value_or(CodecSettings{});
+  const bool by_lr = uses_lr(context.config);
+  SmallVector<uint64_t, 24> agreed{static_cast<uint64_t>(kind),
+                                   step.place,
+                                   fragment.tensors().front(),
+                                   fragment.tensors().size(),
+                                   fragment.launches(),
+                                   context.comm->sizes().segment_bytes,
+                                   by_lr ? std::bit_cast<uint64_t>(step.gamma) : 0};
+  for (const uint64_t value : codec.terms()) agreed.push_back(value);
+  OpSignature signature;
+  signature.kind = OpKind::kOuterStep;
+  signature.dtype = static_cast<uint32_t>(Dtype::kF32);
+  signature.tag = step.options.tag;
+  signature.detail = static_cast<uint32_t>(hash64(agreed.data(), agreed.size() * 8));
+  return signature;
+}
+
+// An operation without messages, or with those that shards of a replica exchange.
 Result<OpRef> OuterFragment::local(FragmentOp kind, const Step& step, std::vector<OpRef> after) {
   SOTTO_ASSIGN(const FragmentPlans::Prepared* p, plans_.get(kind));
   CallOptions options = step.options;
@@ -175,32 +196,22 @@ Result<OpRef> OuterFragment::local(FragmentOp kind, const Step& step, std::vecto
     bind(run, p->slots, step);
     compressed_.bind(run, p->slots.codec, next_errors_);
   };
-  SOTTO_ASSIGN(OpRef op, context_.comm->launch_local(p->plan, std::ref(bind_run),
-                                                     hooks_of(kind, p->slots.outcome), options));
+  std::shared_ptr<OpHooks> hooks = hooks_of(kind, p->slots.outcome);
+  SOTTO_ASSIGN(OpRef op,
+               p->slots.over_shards
+                   ? context_.shards->launch(p->plan, signature_of(kind, *this, step, context_),
+                                             std::ref(bind_run), hooks, options)
+                   : context_.comm->launch_local(p->plan, std::ref(bind_run), hooks, options));
   step.ops->push_back(op);
   return op;
 }
 
-// An operation of all ranks.
+// An operation of the ranks that average.
 Result<OpRef> OuterFragment::collective(FragmentOp kind, const Step& step, bool compressed,
                                         int32_t priority, std::vector<OpRef> after) {
   SOTTO_ASSIGN(const FragmentPlans::Prepared* p, plans_.get(kind));
-  const CodecSettings codec = context_.config.codec.value_or(CodecSettings{});
-  const bool by_lr = uses_lr(context_.config);
-  SmallVector<uint64_t, 24> agreed{static_cast<uint64_t>(kind),
-                                   step.place,
-                                   tensors_.front(),
-                                   tensors_.size(),
-                                   launches_,
-                                   context_.comm->sizes().segment_bytes,
-                                   by_lr ? std::bit_cast<uint64_t>(step.gamma) : 0};
-  for (const uint64_t value : codec.terms()) agreed.push_back(value);
-  OpSignature signature;
-  signature.kind = OpKind::kOuterStep;
-  signature.dtype = static_cast<uint32_t>(Dtype::kF32);
-  signature.count = plans_.layout().elements();
-  signature.tag = step.options.tag;
-  signature.detail = static_cast<uint32_t>(hash64(agreed.data(), agreed.size() * 8));
+  OpSignature agreed = signature_of(kind, *this, step, context_);
+  agreed.count = plans_.layout().elements();
   CallOptions options;
   options.timeout_us = step.options.timeout_us;
   options.admitted = step.options.admitted;
@@ -211,7 +222,7 @@ Result<OpRef> OuterFragment::collective(FragmentOp kind, const Step& step, bool 
     if (compressed) compressed_.bind(run, p->slots.codec, next_errors_);
   };
   return context_.reductions->launch(
-      p->plan, signature, std::ref(bind_run),
+      p->plan, agreed, std::ref(bind_run),
       context_.comm->engine().pool().make<ReductionHooks>(this, compressed), options);
 }
 
@@ -468,9 +479,10 @@ Status OuterFragment::check(const OuterFragmentState& state, OuterRestore how) c
     return invalid_argument("the state has {} bytes of array {} of a fragment, allowed is {}",
                             found, i, all);
   }
-  if (state.live.size() != elements())
+  const uint64_t elements = plans_.layout().elements();
+  if (state.live.size() != elements)
     return invalid_argument("the state has {} of a fragment, allowed is {}",
-                            counted(state.live.size(), "parameter"), elements());
+                            counted(state.live.size(), "parameter"), elements);
   return ok_status();
 }
 

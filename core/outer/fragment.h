@@ -150,7 +150,7 @@ class OuterFragment {
   // Of the next launch, or of a mean of parameters.
   Result<PeerTraffic> next_traffic(bool averages = false);
   const std::vector<uint32_t>& tensors() const { return tensors_; }
-  uint64_t elements() const { return plans_.layout().elements(); }
+  const OuterShape& shape() const { return plans_.shape(); }
   // Waits for the average under way unless slices of it are kept back, which go with inner steps:
   // it is undelivered. Nothing else is in flight; here and below.
   Result<OuterFragmentState> snapshot();

@@ -26,6 +26,7 @@ FragmentPlans::FragmentPlans(const OuterContext& context, const std::vector<uint
   shape_.config = &context_.config;
   shape_.levels = context_.levels.two();
   shape_.sizes = comm.sizes();
+  if (context_.shards != nullptr) shape_.shards = context_.sizes.at(tensors.front());
   for (uint32_t i = 0; i < tensors.size(); ++i) {
     const ParamSpec& p = (*context_.parameters)[tensors[i]];
     if (p.copy == nullptr) continue;
@@ -66,8 +67,9 @@ Result<const FragmentPlans::Prepared*> FragmentPlans::get(FragmentOp op) {
   std::optional<Prepared>& known = plans_[static_cast<size_t>(op)];
   if (known) return &*known;
   OuterPlan made = build(op);
+  Comm& comm = made.over_shards ? *context_.shards : *context_.comm;
   SOTTO_ASSIGN(std::shared_ptr<PreparedPlan> plan,
-               context_.comm->prepare(std::move(made.plan), context_.access.device()));
+               comm.prepare(std::move(made.plan), context_.access.device()));
   // An average may be launched while the one before it is still on its way. So that memory does not
   // depend on when it ends, there are runs for both from the start.
   const bool reduces = op == FragmentOp::kReduce || op == FragmentOp::kReduceCoded;

@@ -7,22 +7,10 @@
 #include <optional>
 #include <vector>
 
-#include "core/engine/device_array.h"
-#include "core/group/comm.h"
-#include "core/optim/parameter_set.h"
+#include "core/outer/context.h"
 #include "core/outer/plans.h"
 
 namespace sotto {
-
-// What fragments of one outer optimizer share.
-struct OuterContext {
-  std::shared_ptr<Comm> comm;        // of what has no messages
-  std::shared_ptr<Comm> reductions;  // its duplicate, on which averages travel
-  DeviceAccess access;
-  OuterConfig config;  // resolved
-  Levels levels;       // of averages
-  const ParameterSet* parameters = nullptr;
-};
 
 // Operations of a fragment.
 enum class FragmentOp : uint8_t {

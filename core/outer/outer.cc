@@ -10,6 +10,7 @@
 #include "core/base/text.h"
 #include "core/optim/agreement.h"
 #include "core/outer/settings.h"
+#include "core/outer/shards.h"
 
 namespace sotto {
 namespace {
@@ -36,8 +37,8 @@ void add_report(OuterFragment& fragment, OuterUpdateInfo* info) {
   if (told != 0) info->loss = losses / told;
   info->step_norm = std::sqrt(changed);
   info->delta_norm = std::sqrt(deltas / static_cast<double>(report.messages.size()));
-  if (fragment.elements() != 0)
-    info->clip_fraction = clipped / static_cast<double>(fragment.elements());
+  if (const uint64_t all = fragment.shape().norm_elements(); all != 0)
+    info->clip_fraction = clipped / static_cast<double>(all);
 }
 
 // Of the averages that were consumed last.
@@ -114,23 +115,29 @@ Outer::Outer(OuterContext context, ParameterSet parameters)
 Outer::~Outer() = default;
 
 void Outer::close() {
+  (void)context_.failure();
   context_.comm->engine().wait_until([this] { return !busy(); }, -1);
   for (const std::unique_ptr<OuterFragment>& f : fragments_) f->await();
 }
 
 Result<std::shared_ptr<Outer>> Outer::create(std::shared_ptr<Comm> comm, std::string_view json,
                                              std::vector<ParamSpec> params,
-                                             std::shared_ptr<Device> device,
-                                             const Status& refused) {
+                                             std::shared_ptr<Device> device, const Status& refused,
+                                             std::shared_ptr<Comm> shards) {
+  if (shards != nullptr && shards->size() == 1) shards = nullptr;
   const auto made = caught([&]() -> Result<std::shared_ptr<Outer>> {
     SOTTO_TRY(refused);
     SOTTO_ASSIGN(const OuterConfig config, parse_outer(json));
     SOTTO_TRY(check_supported(config));
     SOTTO_TRY(check_by_hand(config));
+    if (shards != nullptr) SOTTO_TRY(check_shards(config));
     for (const std::string& warning : config.warnings) log(LogLevel::kWarn, "{}", warning);
-    return make(comm, config, std::move(params), std::move(device));
+    SOTTO_ASSIGN(std::shared_ptr<Outer> outer,
+                 make(comm, config, std::move(params), std::move(device)));
+    outer->context_.shards = shards;
+    return outer;
   });
-  return agreed(made, *comm, true);
+  return agreed(made, *comm, true, shards.get());
 }
 
 Result<std::shared_ptr<Outer>> Outer::create(std::shared_ptr<Comm> comm, OuterConfig config,
@@ -141,13 +148,31 @@ Result<std::shared_ptr<Outer>> Outer::create(std::shared_ptr<Comm> comm, OuterCo
   return agreed(made, *comm, compares_values);
 }
 
-Result<std::shared_ptr<Outer>> Outer::agreed(const Result<std::shared_ptr<Outer>>& made, Comm& comm,
-                                             bool compares_values) {
-  const Result<CreationTerms> terms = caught([&]() -> Result<CreationTerms> {
+// Of shards those of a replica agree, then the replicas, then those of a replica about what has
+// come of that: all ranks create it, or none.
+Result<std::shared_ptr<Outer>> Outer::agreed(Result<std::shared_ptr<Outer>> made, Comm& comm,
+                                             bool compares_values, Comm* shards) {
+  const auto settings = [&]() -> Result<std::string> {
     SOTTO_TRY(made.status());
-    return (*made)->terms(compares_values);
-  });
-  SOTTO_TRY(agree(comm, OpKind::kOuterCreate, terms));
+    return settings_of_shards((*made)->context_.config, (*made)->parameters_);
+  };
+  const auto with_sizes = [&]() -> Status {
+    SOTTO_TRY(agree_on_shards(*shards, caught(settings)));
+    SOTTO_ASSIGN((*made)->context_.sizes,
+                 sizes_of_shards(*shards, (*made)->context_.config, (*made)->parameters_));
+    return ok_status();
+  };
+  const auto add = [&](const Status& status) {
+    if (made.ok() && !status.ok()) made = status;
+  };
+  if (shards != nullptr) add(with_sizes());
+  if (made.ok()) add(caught([&] { return (*made)->make_fragments(); }));
+  add(agree(comm, OpKind::kOuterCreate, caught([&]() -> Result<CreationTerms> {
+              SOTTO_TRY(made.status());
+              return (*made)->terms(compares_values);
+            })));
+  if (shards != nullptr) add(agree_on_shards(*shards, caught(settings)));
+  SOTTO_TRY(made.status());
   (*made)->context_.reductions = comm.duplicate();
   SOTTO_TRY((*made)->start());
   return made;
@@ -169,7 +194,6 @@ Result<std::shared_ptr<Outer>> Outer::make(std::shared_ptr<Comm> comm, const Out
   SOTTO_TRY(parameters.check(std::nullopt));
   SOTTO_TRY(comm->takes(context.access.device()->caps()));
   std::shared_ptr<Outer> outer(new Outer(std::move(context), std::move(parameters)));
-  SOTTO_TRY(outer->make_fragments());
   SOTTO_ASSIGN(outer->nothing_, comm->prepare(LogicalPlan(), outer->context_.access.device()));
   return outer;
 }
@@ -264,18 +288,6 @@ Status Outer::set_parameters(std::span<const ParameterPlace> params,
   return parameters_.set_parameters(params, copies);
 }
 
-// 0: the comm's.
-static int64_t timeout_us(const OuterConfig& config, const CallOptions& options) {
-  if (options.timeout_us != 0 || !config.timeout_ms) return options.timeout_us;
-  return static_cast<int64_t>(*config.timeout_ms) * 1000;
-}
-
-// Room for the operations of a call, before it changes anything. BUSY: as Engine::admit.
-static Status admit(const OuterContext& context, const CallOptions& options) {
-  const int64_t us = timeout_us(context.config, options);
-  return context.comm->engine().admit(us == 0 ? context.comm->timeout_us() : us, !options.no_block);
-}
-
 OuterFragment::Step Outer::fragment_step(const CallOptions& options,
                                          std::vector<OpRef>* ops) const {
   OuterFragment::Step step;
@@ -292,7 +304,7 @@ OuterFragment::Step Outer::fragment_step(const CallOptions& options,
   step.told.version = kOuterMessageVersion;
   step.told.asks = given_.asks;
   step.options.tag = options.tag;
-  step.options.timeout_us = timeout_us(context_.config, options);
+  step.options.timeout_us = context_.timeout_us(options);
   step.options.priority = options.priority;
   step.options.admitted = true;
   step.options.stream = options.stream;
@@ -302,7 +314,7 @@ OuterFragment::Step Outer::fragment_step(const CallOptions& options,
 
 Status Outer::check(double lr) const {
   SOTTO_TRY(check_idle());
-  SOTTO_TRY(context_.comm->failure());
+  SOTTO_TRY(context_.failure());
   if (swapped_) {
     return invalid_state(
         "the anchor is in the place of the parameters; call sotto_outer_swap before the next inner "
@@ -337,7 +349,7 @@ Result<OpRef> Outer::step_behind(OpRef inner, double lr, const CallOptions& opti
     if (inner == nullptr) return allowed;
     return finish(allowed, {std::move(inner)}, options);  // which uses the caller's memory
   }
-  if (inner == nullptr) SOTTO_TRY(admit(context_, options));
+  if (inner == nullptr) SOTTO_TRY(context_.admit(options));
   given_.set_rate(lr);
   const Clock& clock = context_.comm->engine().clock();
   pace_.inner_step(fragments_, clock.now_ns(), &at_);
@@ -475,7 +487,7 @@ void Outer::completed(Status& status) {
 
 Result<OpRef> Outer::flush(const CallOptions& options) {
   SOTTO_TRY(check_idle());
-  SOTTO_TRY(context_.comm->failure());
+  SOTTO_TRY(context_.failure());
   if (swapped_)
     return invalid_state("the anchor is in the place of the parameters; call sotto_outer_swap");
   // Nothing has changed since the last one, or outer steps have not begun.
@@ -483,7 +495,7 @@ Result<OpRef> Outer::flush(const CallOptions& options) {
   // A schedule may have ended at 0: what is left belongs to inner steps before that.
   const double lr = given_.gamma > 0 ? given_.gamma : given_.last_rate;
   if (!idle) SOTTO_TRY(check_lr(context_.config, lr));
-  SOTTO_TRY(admit(context_, options));
+  SOTTO_TRY(context_.admit(options));
   std::vector<OpRef> ops;
   OuterFragment::Step step = fragment_step(options, &ops);
   step.gamma = lr;
@@ -512,8 +524,8 @@ Result<OpRef> Outer::flush(const CallOptions& options) {
 
 Result<OpRef> Outer::swap(const CallOptions& options) {
   SOTTO_TRY(check_idle());
-  SOTTO_TRY(context_.comm->failure());
-  SOTTO_TRY(admit(context_, options));
+  SOTTO_TRY(context_.failure());
+  SOTTO_TRY(context_.admit(options));
   std::vector<OpRef> ops;
   const OuterFragment::Step step = fragment_step(options, &ops);
   Status begun;

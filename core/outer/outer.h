@@ -71,11 +71,13 @@ struct OuterSnapshot {
 class Outer : public std::enable_shared_from_this<Outer> {
  public:
   // Collective: as Optimizer::create. json: as parse_outer. params: names, counts, live values and
-  // model copies.
+  // model copies. shards: params are shards, and these ranks have those of this replica; collective
+  // among them too. null: params are whole.
   static Result<std::shared_ptr<Outer>> create(std::shared_ptr<Comm> comm, std::string_view json,
                                                std::vector<ParamSpec> params,
                                                std::shared_ptr<Device> device = nullptr,
-                                               const Status& refused = {});
+                                               const Status& refused = {},
+                                               std::shared_ptr<Comm> shards = nullptr);
   // Of a configuration that has been read. compares_values: whether ranks compare them.
   static Result<std::shared_ptr<Outer>> create(std::shared_ptr<Comm> comm, OuterConfig config,
                                                std::vector<ParamSpec> params,
@@ -161,8 +163,9 @@ class Outer : public std::enable_shared_from_this<Outer> {
   static Result<std::shared_ptr<Outer>> make(std::shared_ptr<Comm> comm, const OuterConfig& config,
                                              std::vector<ParamSpec> params,
                                              std::shared_ptr<Device> device);
-  static Result<std::shared_ptr<Outer>> agreed(const Result<std::shared_ptr<Outer>>& made,
-                                               Comm& comm, bool compares_values);
+  // shards: borrowed, as in create.
+  static Result<std::shared_ptr<Outer>> agreed(Result<std::shared_ptr<Outer>> made, Comm& comm,
+                                               bool compares_values, Comm* shards = nullptr);
   Status make_fragments();
   Status start();
   Result<CreationTerms> terms(bool compares_values) const;

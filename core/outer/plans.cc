@@ -7,6 +7,7 @@
 
 #include "core/optim/step_operands.h"
 #include "core/outer/average.h"
+#include "core/outer/step_norms.h"
 #include "core/plan/collectives.h"
 
 namespace sotto {
@@ -45,11 +46,6 @@ class OuterBuilder {
   OuterPlan inner_sum();
 
  private:
-  // Scratch copies that the update works on and keeps if it commits, and what it tells the host.
-  struct UpdateMemory {
-    uint32_t word, numbers, factors, segments;
-  };
-
   uint32_t array(OuterArray which) {
     uint32_t& slot = out_.arrays[static_cast<size_t>(which)];
     if (slot == kNoSlot) slot = b_.bound(x_.bytes_of(which));
@@ -84,10 +80,6 @@ class OuterBuilder {
     for (Piece& piece : pieces) piece.target = piece.offset;
     return pieces;
   }
-  uint32_t block_scratch() {
-    return b_.scratch(std::max<uint64_t>(1, layout_.tensor_blocks()) * 4);
-  }
-  std::span<const NormRange> segment_ranges();
   uint32_t measure(bool keeps);  // block sums; the flags are then in flags_
   // Overwrites what the average under way was made of.
   void emit_launch();
@@ -110,20 +102,21 @@ class OuterBuilder {
   OuterMerge merge() const { return x_.last ? OuterMerge::kReset : s_.merge.kind; }
   OuterPenaltyArgs penalty() const;
   OuterStepArgs step_args(OuterPass pass) const;
-  kernels::OuterStepOperands<OperandRef> step_operands(const UpdateMemory& m, bool average);
-  UpdateMemory update_memory();
+  kernels::OuterStepOperands<OperandRef> step_operands(const OuterUpdateMemory& m, bool average);
+  // Scratch copies that the update works on and keeps if it commits.
+  OuterUpdateMemory update_memory();
   OperandRef norm_of_average(bool compressed);
   // With an average; else with this rank's message alone, and no penalty.
-  void emit_factors(const UpdateMemory& m, bool average, bool compressed);
+  void emit_factors(const OuterUpdateMemory& m, bool average, bool compressed);
   // What is emitted from here to `finish` comes after a step that commits: all of it is made, or
   // the operation has overwritten nothing.
-  void commit_from_here(const UpdateMemory& m);
-  void emit_step(const UpdateMemory& m, bool average);
+  void commit_from_here(const OuterUpdateMemory& m);
+  void emit_step(const OuterUpdateMemory& m, bool average);
   // Where no rank takes part the anchor stays, and live parameters still merge with it.
   // from: what progress is counted from.
-  void emit_merge(const UpdateMemory& m, OuterArray from, const KernelOptions& options);
+  void emit_merge(const OuterUpdateMemory& m, OuterArray from, const KernelOptions& options);
   void write_copies(const KernelOptions& options);
-  OuterPlan finish(const UpdateMemory& m, bool average);
+  OuterPlan finish(const OuterUpdateMemory& m, bool average);
 
   const OuterShape& x_;
   const bool next_;
@@ -132,25 +125,15 @@ class OuterBuilder {
   const std::vector<Piece> pieces_;
   PlanBuilder b_;
   OuterPlan out_;
+  OuterStepAhead ahead_;  // of norms over shards
   uint32_t flags_ = kNoSlot;
   uint32_t commits_ = kNoStep;  // of commit_from_here
 };
 
-std::span<const NormRange> OuterBuilder::segment_ranges() {
-  std::vector<NormRange> ranges;
-  if (x_.segments() > 1) {
-    ranges = layout_.tensor_ranges();
-  } else {
-    ranges = {{.first_block = 0, .blocks = layout_.tensor_blocks(), .count = layout_.elements()}};
-  }
-  const NormRange* kept = b_.keep_array(std::span<const NormRange>(ranges));
-  return {kept, ranges.size()};
-}
-
 uint32_t OuterBuilder::measure(bool keeps) {
   flags_ = b_.scratch(4);
   b_.fill({flags_, 0, 4}, 0);
-  const uint32_t sums = block_scratch();
+  const uint32_t sums = outer_block_sums(b_, x_);
   const bool params_payload = keeps && s_.payload == OuterPayload::kParams;
   b_.kernel<kernels::OuterDelta>(
       {.x = params(Access::kRead),
@@ -289,7 +272,7 @@ OuterStepArgs OuterBuilder::step_args(OuterPass pass) const {
 }
 
 // average: there is one.
-kernels::OuterStepOperands<OperandRef> OuterBuilder::step_operands(const UpdateMemory& m,
+kernels::OuterStepOperands<OperandRef> OuterBuilder::step_operands(const OuterUpdateMemory& m,
                                                                    bool average) {
   const auto has = [&](OuterArray which) { return x_.bytes_of(which) != 0; };
   kernels::OuterStepOperands<OperandRef> o;
@@ -316,11 +299,11 @@ kernels::OuterStepOperands<OperandRef> OuterBuilder::step_operands(const UpdateM
   return o;
 }
 
-OuterBuilder::UpdateMemory OuterBuilder::update_memory() {
+OuterUpdateMemory OuterBuilder::update_memory() {
   const uint64_t segments = x_.segments();
-  UpdateMemory m{b_.scratch(4), b_.scratch(sizeof(OuterNumbers)),
-                 b_.scratch(segments * sizeof(OuterFactor)),
-                 b_.scratch(segments * sizeof(OuterSegment))};
+  OuterUpdateMemory m{b_.scratch(4), b_.scratch(sizeof(OuterNumbers)),
+                      b_.scratch(segments * sizeof(OuterFactor)),
+                      b_.scratch(segments * sizeof(OuterSegment))};
   const uint64_t bytes = segments * sizeof(OuterSegment);
   b_.copy({m.segments, 0, bytes}, {array(OuterArray::kSegments), 0, bytes});
   return m;
@@ -333,18 +316,18 @@ OperandRef OuterBuilder::norm_of_average(bool compressed) {
     const bool moved = x_.bytes_of(OuterArray::kLaunchAnchor) != 0;
     anchor = flat_of(moved ? OuterArray::kLaunchAnchor : OuterArray::kAnchor, Access::kRead);
   }
-  const uint32_t sums = block_scratch();
+  const uint32_t sums = outer_block_sums(b_, x_);
   b_.kernel<kernels::OuterNorm>(
       {.sum = flat_of(OuterArray::kResult, Access::kRead),
        .anchor = anchor,
        .messages = all_of(OuterArray::kMessages, Access::kRead),
        .sums = blocks(sums, Access::kWrite)},
       pieces_, OuterNormArgs{static_cast<uint32_t>(x_.size), divided(x_, compressed)});
-  return whole(sums, Access::kRead, 0, layout_.tensor_blocks() * 4);
+  return sums_of_whole(b_, x_, sums);
 }
 
-void OuterBuilder::emit_factors(const UpdateMemory& m, bool average, bool compressed) {
-  const std::span<const NormRange> ranges = segment_ranges();
+void OuterBuilder::emit_factors(const OuterUpdateMemory& m, bool average, bool compressed) {
+  const std::span<const NormRange> ranges = outer_segment_ranges(b_, x_);
   OuterFactorsArgs args;
   args.ranges = ranges.data();
   args.n = ranges.size();
@@ -371,48 +354,22 @@ void OuterBuilder::emit_factors(const UpdateMemory& m, bool average, bool compre
       {}, args);
 }
 
-void OuterBuilder::commit_from_here(const UpdateMemory& m) {
+void OuterBuilder::commit_from_here(const OuterUpdateMemory& m) {
   commits_ = b_.copy({b_.scratch(4), 0, 4}, {m.word, 0, 4}, StepOperands::committing(m.word));
 }
 
-// Clips of the whole fragment see all of the new momentum before the anchor moves.
-void OuterBuilder::emit_step(const UpdateMemory& m, bool average) {
-  const bool two = s_.clip.kind == OuterClip::kNorm || s_.clip.kind == OuterClip::kRms;
-  const KernelOptions options = StepOperands::committing(m.word);
-  kernels::OuterStepOperands<OperandRef> o = step_operands(m, average);
-  if (two) {
-    const uint32_t m_sums = block_scratch();
-    const auto without_result = [&](kernels::OuterStepOperands<OperandRef> first) {
-      if (s_.payload == OuterPayload::kDelta) first.anchor = absent();
-      first.x = first.x_launch = absent();
-      first.m_sums = blocks(m_sums, Access::kWrite);
-      return first;
-    };
-    b_.kernel<kernels::OuterStep>(without_result(o), pieces_, step_args(OuterPass::kMomentum),
-                                  options);
-    b_.kernel<kernels::OuterLimit>(
-        {.m_sums = whole(m_sums, Access::kRead, 0, layout_.tensor_blocks() * 4),
-         .numbers = whole(m.numbers, Access::kReadWrite, 0, sizeof(OuterNumbers))},
-        {}, OuterLimitArgs{layout_.tensor_blocks(), layout_.elements(), s_.clip.kind});
+void OuterBuilder::emit_step(const OuterUpdateMemory& m, bool average) {
+  const KernelOptions commits = StepOperands::committing(m.word);
+  if (!x_.norms_over_shards()) {
+    emit_outer_step(b_, x_, pieces_, step_args(OuterPass::kWhole), step_operands(m, average), m,
+                    commits);
+    return;
   }
-  const uint32_t step_sums = block_scratch();
-  const bool counts = s_.clip.kind == OuterClip::kCoordinate || s_.clip.kind == OuterClip::kRms;
-  const uint32_t clipped = counts ? block_scratch() : kNoSlot;
-  o.step_sums = blocks(step_sums, Access::kWrite);
-  if (counts) o.clipped = blocks(clipped, Access::kWrite);
-  b_.kernel<kernels::OuterStep>(o, pieces_, step_args(two ? OuterPass::kUpdate : OuterPass::kWhole),
-                                options);
-  const std::span<const NormRange> ranges = segment_ranges();
-  const uint64_t bytes = layout_.tensor_blocks() * 4;
-  b_.kernel<kernels::OuterGap>(
-      {.step_sums = whole(step_sums, Access::kRead, 0, bytes),
-       .clipped = counts ? whole(clipped, Access::kRead, 0, bytes) : absent(),
-       .segments = whole(m.segments, Access::kReadWrite, 0, ranges.size() * sizeof(OuterSegment)),
-       .factors = whole(m.factors, Access::kReadWrite, 0, ranges.size() * sizeof(OuterFactor))},
-      {}, OuterGapArgs{ranges.data(), ranges.size()});
+  ahead_.publish(b_, commits);
+  emit_merge(m, launch_live(), commits);
 }
 
-void OuterBuilder::emit_merge(const UpdateMemory& m, OuterArray from,
+void OuterBuilder::emit_merge(const OuterUpdateMemory& m, OuterArray from,
                               const KernelOptions& options) {
   kernels::OuterStepOperands<OperandRef> o = step_operands(m, false);
   if (merge() == OuterMerge::kAddProgress) o.x_launch = flat_of(from, Access::kRead);
@@ -434,7 +391,7 @@ void OuterBuilder::write_copies(const KernelOptions& options) {
       pieces_of(layout_, copies.tensors), ConvertArgs{Dtype::kF32, copies.type, 1}, options);
 }
 
-OuterPlan OuterBuilder::finish(const UpdateMemory& m, bool average) {
+OuterPlan OuterBuilder::finish(const OuterUpdateMemory& m, bool average) {
   if (x_.launches() && !x_.launches_first()) emit_launch();
   const uint64_t segments = x_.segments();
   if (!s_.averages_parameters()) {  // else there is no gap
@@ -460,8 +417,16 @@ OuterPlan OuterBuilder::finish(const UpdateMemory& m, bool average) {
 }
 
 OuterPlan OuterBuilder::update(bool compressed) {
-  const UpdateMemory m = update_memory();
+  OuterUpdateMemory m = update_memory();
   emit_factors(m, true, compressed);
+  if (x_.norms_over_shards()) {
+    ahead_.emit(b_, x_, pieces_, step_args(OuterPass::kWhole), step_operands(m, true), m);
+    // The decision comes behind all messages.
+    const uint32_t last = b_.steps() - 1, word = b_.scratch(4);
+    b_.order(b_.copy({word, 0, 4}, {m.word, 0, 4}), last);
+    m.word = word;
+    out_.over_shards = true;
+  }
   commit_from_here(m);
   if (x_.launches_first()) emit_launch();
   if (x_.last && x_.two_payloads()) b_.fill({array(x_.sent()), 0, x_.bytes_of(x_.sent())}, 0);
@@ -489,7 +454,7 @@ OuterPlan OuterBuilder::update(bool compressed) {
 OuterPlan OuterBuilder::hold() {
   // Factors are of the message, and no average is under way whose memory this is.
   if (x_.launches_first()) emit_launch();
-  const UpdateMemory m = update_memory();
+  const OuterUpdateMemory m = update_memory();
   emit_factors(m, false, false);
   commit_from_here(m);
   const KernelOptions commits = StepOperands::committing(m.word);
@@ -509,10 +474,10 @@ OuterPlan OuterBuilder::hold() {
 
 OuterPlan OuterBuilder::inner_sum() {
   const uint32_t sums = measure(false);
-  const uint64_t n = layout_.tensor_blocks();
-  b_.kernel<kernels::OuterSum>({.sums = whole(sums, Access::kRead, 0, n * 4),
-                                .sum = all_of(OuterArray::kInnerSum, Access::kWrite)},
-                               {}, OuterMessageArgs{n});
+  b_.kernel<kernels::OuterSum>(
+      {.sums = sums_of_whole(b_, x_, sums), .sum = all_of(OuterArray::kInnerSum, Access::kWrite)},
+      {}, OuterMessageArgs{x_.norm_blocks()});
+  out_.over_shards = x_.norms_over_shards();
   out_.plan = b_.take();
   return std::move(out_);
 }

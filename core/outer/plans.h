@@ -4,6 +4,8 @@
 //  - launch, without messages: what this rank averages is taken from its live parameters.
 //  - reduction, a collective: averages it, and exchanges what ranks tell each other.
 //  - update, without messages: the outer step with the average, and the merge into live parameters.
+//    Where it needs norms of tensors of which ranks have shards it begins with messages between
+//    these; so does what measures the first inner step.
 //  - hold, without messages: the merge with the anchor as it is, where there is no average yet.
 //
 // Each has its own plan, since another inner step may lie between any two of them. Where delay is
@@ -41,6 +43,7 @@ struct OuterPlan {
   uint32_t told = kNoSlot;    // host, written before the start: OuterMessage
   CompressedSlots codec;
   OuterOutcome outcome;
+  bool over_shards = false;  // its messages are for the ranks with the other shards of the replica
 };
 
 // Of shapes whose updates do not.

@@ -20,6 +20,11 @@ OuterConfig outer_mean_of_parameters() {
   return c;
 }
 
+bool takes_gap(const OuterPenaltyConfig& penalty) {
+  return penalty.kind != OuterPenalty::kNone && penalty.kind != OuterPenalty::kConst &&
+         penalty.granularity != OuterGranularity::kElement;
+}
+
 uint64_t OuterShape::segments() const {
   return config->penalty.granularity == OuterGranularity::kTensor ? layout->tensors().size() : 1;
 }
@@ -32,6 +37,21 @@ bool OuterShape::takes_out_last_step() const {
 bool OuterShape::by_element() const {
   return config->penalty.kind == OuterPenalty::kGapRel &&
          config->penalty.granularity == OuterGranularity::kElement;
+}
+
+bool OuterShape::norms_over_shards() const {
+  if (!shards || config->averages_parameters()) return false;
+  const bool clips = config->clip.kind == OuterClip::kNorm || config->clip.kind == OuterClip::kRms;
+  return clips || takes_gap(config->penalty);
+}
+
+uint64_t OuterShape::norm_blocks() const {
+  if (!norms_over_shards()) return layout->tensor_blocks();
+  return shards->blocks * static_cast<uint64_t>(shards->size);
+}
+
+uint64_t OuterShape::norm_elements() const {
+  return norms_over_shards() ? shards->elements : layout->elements();
 }
 
 uint64_t OuterShape::bytes_of(OuterArray array) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "core/codec/compressed_layout.h"
@@ -38,6 +39,16 @@ CompressedLayout outer_layout(const OuterConfig& config, std::vector<LayoutTenso
 // Of inner steps before outer steps begin: live parameters become their mean.
 OuterConfig outer_mean_of_parameters();
 
+// The penalty compares lengths: of the anchor's last step, or of what is averaged.
+bool takes_gap(const OuterPenaltyConfig& penalty);
+
+// Of tensors that are shards: the ranks that have those of one replica.
+struct OuterShards {
+  int32_t rank = 0, size = 1;
+  uint64_t blocks = 0;    // norm blocks of the fragment on the rank that has most
+  uint64_t elements = 0;  // of the fragment on all of them
+};
+
 struct OuterShape {
   int32_t rank = 0;
   int32_t size = 1;
@@ -45,6 +56,7 @@ struct OuterShape {
   const OuterConfig* config = nullptr;       // resolved
   ModelCopies copies;                        // numbers of tensors of the fragment
   const Levels* levels = nullptr;            // of averages; null: one level
+  std::optional<OuterShards> shards;         // nothing: tensors are whole
   bool last = false;  // nothing is launched any more: live parameters become the anchor
   MessageSizes sizes = {.segment_bytes = 256 * 1024};
 
@@ -74,6 +86,11 @@ struct OuterShape {
   bool by_element() const;
   // Segments of the penalty.
   uint64_t segments() const;
+  // An update takes norms of whole tensors, of which this rank has a shard.
+  bool norms_over_shards() const;
+  // Of whole tensors, as sums_of_whole() has them: block sums, and the elements they are of.
+  uint64_t norm_blocks() const;
+  uint64_t norm_elements() const;
   // Bytes of an array; 0: the fragment has none.
   uint64_t bytes_of(OuterArray array) const;
 };

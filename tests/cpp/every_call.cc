@@ -164,6 +164,7 @@ void optimizer(sotto::comm& comm) {
   DO(outer.info());
   states(outer);
   DO(sotto::outer::create(comm, "{}", params));
+  DO(sotto::outer::create_sharded(comm, comm, "{}", params));
 }
 
 void overlapped(sotto::comm& comm) {

@@ -109,6 +109,26 @@ TEST(CppTraining, CallbacksMayThrow) {
   wait(adam.step());
 }
 
+// The mean of 0 and 1 in 16 elements is 2 long, and 1 is allowed.
+TEST(CppTraining, OuterStepsOnShards) {
+  EXPECT_EQ(
+      on_ranks(4,
+               [](comm& ranks) {
+                 const int replica = ranks.rank() / 2;
+                 comm same = ranks.split(ranks.rank() % 2, 0), shards = ranks.split(replica, 0);
+                 std::vector<float> x(8);
+                 outer steps = outer::create_sharded(
+                     same, shards,
+                     R"({"preset": "co2", "period": 1, "delay": 0, "penalty": "none", "beta": 0,
+                         "auto_floor": false, "clip": "norm", "phi": 1})",
+                     std::array<param, 1>{param("x", x)});
+                 for (float& v : x) v += static_cast<float>(replica);
+                 wait(steps.step());
+                 require(x[0] == 0.25f, "the clipped mean");
+               }),
+      "");
+}
+
 TEST(CppTraining, OuterSteps) {
   EXPECT_EQ(on_ranks(2,
                      [](comm& ranks) {

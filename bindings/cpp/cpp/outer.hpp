@@ -46,6 +46,15 @@ class SOTTO_CPP_CHECKED outer : public handle<sotto_outer, sotto_outer_destroy> 
         sotto_outer_create(comm.get(), json.c_str(), params.data(), params.size(), &c);
     return detail::finish(code, outer(c));
   }
+  // Of parameters that are shards; shards: of the ranks with those of this replica. Collective
+  // among both.
+  static outcome<outer> create_sharded(comm& comm, sotto::comm& shards, text json,
+                                       span<const param> params) {
+    sotto_outer* c = nullptr;
+    const sotto_status code = sotto_outer_create_sharded(comm.get(), shards.get(), json.c_str(),
+                                                         params.data(), params.size(), &c);
+    return detail::finish(code, outer(c));
+  }
 
   outcome<void> set(text name, double value) {
     return detail::finish(sotto_outer_set(get(), name.c_str(), value));

@@ -402,6 +402,10 @@ end
     comm::Ptr{sotto_comm}, json::Cstring, params::Ptr{sotto_param}, n::UInt64,
     out_outer::Ptr{Ptr{sotto_outer}}
 )::sotto_status
+@c_function sotto_outer_create_sharded(
+    comm::Ptr{sotto_comm}, shards::Ptr{sotto_comm}, json::Cstring, params::Ptr{sotto_param}, n::UInt64,
+    out_outer::Ptr{Ptr{sotto_outer}}
+)::sotto_status
 @c_function sotto_outer_destroy(outer::Ptr{sotto_outer})::sotto_status
 @c_function sotto_outer_flush(
     outer::Ptr{sotto_outer}, call::Ptr{sotto_call}, out_op::Ptr{Ptr{sotto_op}}

@@ -1,7 +1,7 @@
 # Outer optimizers: local steps whose changes are averaged in the background.
 
 """
-    Outer(comm, tree, config)
+    Outer(comm, tree, config; shards = nothing)
 
 An outer optimizer over the parameters of a tree. The program makes inner steps of its own on them
 and calls [`step!`](@ref) after each; what a period of them has changed is averaged in the background
@@ -10,6 +10,8 @@ of the next ones. Collective: all ranks make the same.
   - parameters are `Float32` arrays, equal on all ranks, which is checked: the first anchor. They
     have to stay where they are
   - `config`: JSON text, `{"preset": "co2", "period": 48}`, or a file with `"sotto": {"outer": {...}}`
+  - `shards`: a comm of the ranks that hold the shards of this rank's replica, every element on one
+    of them, where `comm` is of those that hold the same shard. Norms are of the whole parameters
 
 Errors: `:InvalidArgument` (names the key or the parameter), `:Unsupported`, `:Protocol` (ranks
 differ). Threads: one at a time.
@@ -25,7 +27,8 @@ mutable struct Outer <: Owned
     handle::Ptr{sotto_outer}
     params::Vector{AbstractArray}
     optimizer::Union{Nothing,Optimizer}  # whose steps these are
-    function Outer(comm::Comm, tree, config::AbstractString)
+    shards::Union{Nothing,Comm}  # kept: its operations use it
+    function Outer(comm::Comm, tree, config::AbstractString; shards::Union{Nothing,Comm} = nothing)
         names, _, params = trained(tree)
         out = Ref{Ptr{sotto_outer}}(C_NULL)
         GC.@preserve names params begin
@@ -33,10 +36,13 @@ mutable struct Outer <: Owned
                            param = buffer_of(params[i], "parameter \"$(names[i])\"")) for i in eachindex(names)]
             one_call(comm) do
                 reap(comm)
-                check(sotto_outer_create(handle_of(comm), config, structs, length(structs), out))
+                n = length(structs)
+                check(shards === nothing ?
+                      sotto_outer_create(handle_of(comm), config, structs, n, out) :
+                      sotto_outer_create_sharded(handle_of(comm), handle_of(shards), config, structs, n, out))
             end
         end
-        return own(new(comm, out[], params, nothing))
+        return own(new(comm, out[], params, nothing, shards))
     end
     function Outer(optimizer::Optimizer)
         out = Ref{Ptr{sotto_outer}}(C_NULL)
@@ -44,7 +50,7 @@ mutable struct Outer <: Owned
             reap(optimizer.comm)
             check(sotto_optim_outer(handle_of(optimizer), out))
         end
-        return own(new(optimizer.comm, out[], optimizer.params, optimizer))
+        return own(new(optimizer.comm, out[], optimizer.params, optimizer, nothing))
     end
 end
 

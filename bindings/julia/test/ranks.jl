@@ -130,6 +130,15 @@ function outer(comm)
         expect(w == wanted, "outer step $step is not the mean")
     end
     expect(Sotto.info(mean).votes == 15, "votes")
+    # Two shards of 8 elements: the mean of 0 and 1 is 2 long, and 1 is allowed.
+    of_shard, shards = split(comm, rank % 2), split(comm, rank ÷ 2)
+    v = zeros(Float32, 8)
+    cut = Sotto.Outer(of_shard, (v = v,), """{"preset": "co2", "period": 1, "delay": 0, "penalty": "none", "beta": 0,
+        "auto_floor": false, "clip": "norm", "phi": 1}"""; shards = shards)
+    v .+= rank ÷ 2
+    wait(Sotto.step!(cut))
+    expect(all(v .== 0.25f0), "a norm over shards: $(v[1])")
+    foreach(close, (cut, of_shard, shards))
     section = """{"preset": "co2", "period": 3, "codec": "onebit"}"""
     alone = split(comm, rank)
     a, b = (w = ones(Float32, 500), v = zeros(Float32, 3)), (w = ones(Float32, 500), v = zeros(Float32, 3))

@@ -336,11 +336,18 @@ def test_what_needs_whole_parameters_is_refused(meshes):
         ({"preset": "co2"}, 'penalty "gap_ema" with granularity "global" .*; clip "rms" .allowed'),
         (
             {**BY_ELEMENT, "granularity": "tensor"},
-            '"gap_rel" with granularity "tensor" .allowed: '
+            '"gap_rel" with granularity "tensor" .allowed: "global" with shards=; '
             'penalty "none", "const", or "gap_rel" with granularity "element"',
         ),
         ({"penalty": "gap_inner", **COORD}, 'penalty "gap_inner"'),
-        ({"penalty": "none", "clip": "norm", "phi": 1}, 'clip "norm" .allowed: "none", "coord"'),
+        (
+            {"penalty": "none", "clip": "norm", "phi": 1},
+            'clip "norm" .allowed: the same with shards=, .*; "none", "coord"',
+        ),
+        (
+            {"preset": "delta_corrected", "clip": "norm", "phi": 1},
+            "freshness .* with such a penalty or clip .allowed: 0",
+        ),
         ({"penalty": "none", "clip": "rms"}, 'clip "rms"'),
         ({"penalty": "none", "clip": "none", "period": "auto"}, 'period "auto" .allowed: a number'),
         (
@@ -361,6 +368,8 @@ def test_what_needs_whole_parameters_is_refused(meshes):
             ):
                 made(parameters(mesh), comm, **keys)
             made(parameters(None), comm, **keys).close()
+        with pytest.raises(sotto.UnsupportedError, match='"tensor" .allowed: "global"'):
+            made(parameters(mesh), comm, shards=comm, **{**BY_ELEMENT, "granularity": "tensor"})
         outer = st.Outer(INNER["sgd"]([torch.nn.Parameter(torch.zeros(3))]), comm=comm)
         with pytest.raises(sotto.UnsupportedError, match='"param1" is cut, .*"gap_ema"'):
             outer.add_param_group({"params": parameters(mesh)})
@@ -492,3 +501,24 @@ def test_other_optimizers_go_on_refusing_them(meshes):
         pytest.raises(sotto.UnsupportedError, match="is a DTensor: every rank has a shard"),
     ):
         st.AdamW(parameters(meshes[0, 2]), comm=comm)
+
+
+def test_norms_take_every_element_once(meshes):
+    """A comm of as many ranks as there are parts, and no parameter that all of them have."""
+
+    def body(comm):
+        replicated = DTensor.from_local(
+            torch.zeros(3), meshes[0, 2], [Replicate()], run_check=False
+        )
+        for params, text in (
+            (parameters(meshes[0, 4]), r"is cut, here is shard 0 of 4, .*shards= has 2 ranks"),
+            (parameters(None), "is whole on this rank, and shards= has 2 ranks; allowed where"),
+            ([torch.nn.Parameter(replicated)], "is whole on this rank"),
+        ):
+            with pytest.raises(sotto.InvalidArgumentError, match='"param0" ' + text):
+                made(params, comm, shards=comm, preset="co2")
+            # Without norms nothing is counted.
+            made(params, comm, shards=comm, **SETTINGS["cocod"]).close()
+        made(parameters(meshes[comm.rank, 2]), comm, shards=comm, preset="co2").close()
+
+    thread_ranks(2, body)

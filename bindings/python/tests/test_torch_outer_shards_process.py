@@ -224,6 +224,48 @@ def with_frozen_and_assigned_parameters(ranks):
     pair.close()
 
 
+WITH_NORMS = (
+    ("adamw", {"preset": "co2", "period": 4}),
+    ("sgd", {"preset": "co2", "period": 3, "penalty": "gap_rel", "clip": "norm", "phi": 0.01}),
+    ("sgd", {"preset": "co2", "period": 4, "penalty": "gap_inner", "auto_floor": False}),
+    ("adamw", {"preset": "co2", "period": 4, "codec": "bf16", "fragments": [[0, 3], [1, 2, 4, 5]]}),
+)
+
+
+def with_norms(ranks, comm):
+    """Norms of the whole are sums over shards, which are added in another order."""
+    world = comm.split(0)
+    of_shard, of_replica = world.split(comm.rank % 2), world.split(comm.rank // 2)
+    for inner, keys in WITH_NORMS:
+        shards, whole = cut(network(), ranks.mesh), network()
+        outers = [
+            st.Outer(INNER[inner](shards.parameters()), comm=of_shard, shards=of_replica, **keys),
+            st.Outer(INNER[inner](whole.parameters()), comm=of_shard, **keys),
+        ]
+        for step in range(STEPS):
+            for net, outer in zip((shards, whole), outers):
+                ranks.train(net, outer, step)
+            for mine, theirs in zip(held(shards), parts(whole, shards)):
+                torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=2e-6)
+            if step == 17:  # an average is under way
+                state = outers[0].state_dict()
+                outers[0].load_state_dict(state)
+        mine, theirs = (outer.info() for outer in outers)
+        assert mine.round == theirs.round > 0
+        for name in ("staleness", "gap", "unit", "step_norm", "clip_fraction"):
+            assert getattr(mine, name) == pytest.approx(getattr(theirs, name), rel=1e-4), name
+        assert mine.gap > 0
+        assert mine.staleness > 1
+        for outer in outers:
+            outer.flush()
+        for mine, theirs in zip(held(shards), parts(whole, shards)):
+            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=2e-6)
+        for outer in outers:
+            outer.close()
+    for one in (of_shard, of_replica, world):
+        one.close()
+
+
 def is_told(ranks, comm):
     """A comm of all ranks, and a mesh whose replicas average gradients themselves."""
     net = cut(network(), ranks.mesh)
@@ -253,6 +295,7 @@ def rank_trains(comm):
     with_scaled_gradients(ranks)
     with_a_shard_that_is_not_finite(ranks)
     with_frozen_and_assigned_parameters(ranks)
+    with_norms(ranks, comm)
     is_told(ranks, comm)
     ranks.close()
     print(f"equal {comm.rank}")

@@ -1393,6 +1393,27 @@ SOTTO_API sotto_status sotto_outer_create(sotto_comm* comm, const char* json,
                                           const sotto_param* params, uint64_t n,
                                           sotto_outer** out_outer);
 
+/* The same for parameters that are shards. Norms that outer steps take (penalties gap_*, clips
+ * "norm" and "rms") are of the whole parameters; codecs have scales and error feedback of the
+ * shard, and payloads, memory and delta_norm of sotto_outer_info are those of the shard. Collective
+ * among the ranks of both comms: all of them create it, or none.
+ *   comm      [in]  of the ranks that hold the same shard, one of every replica
+ *   shards    [in]  of the ranks that hold the shards of this rank's replica, every element on one
+ *                   of them: the same number of parameters, whose sizes may differ and be 0. Of
+ *                   the context of comm. Updates use it, in the same order of calls on its ranks.
+ *                   It outlives the outer optimizer, and fails with comm and the other way round
+ *   json      [in]  as sotto_outer_create, without what every shard would decide for itself:
+ *                   granularity "tensor" of a gap_*, "freshness" with such a penalty or clip,
+ *                   period "auto", a number of fragments, nonfinite "error"
+ *   params, n, out_outer: as sotto_outer_create
+ * A shard that is not finite is left out, and the others of its replica are not: a trainer that
+ * wants none of them sets "weight" 0 on all of its ranks. Threads, blocks: as sotto_outer_create.
+ * Errors: as sotto_outer_create; UNSUPPORTED (names the key), INVALID_ARGUMENT (shards of another
+ * context), PROTOCOL (replicas or shards differ). Since: 0.2 */
+SOTTO_API sotto_status sotto_outer_create_sharded(sotto_comm* comm, sotto_comm* shards,
+                                                  const char* json, const sotto_param* params,
+                                                  uint64_t n, sotto_outer** out_outer);
+
 /* The outer steps of an optimizer whose file has "sotto": {"outer": {...}}. Its steps are local,
  * and sotto_optim_step does what sotto_outer_step does, with the learning rate of group 0. The
  * handle is for flush, swap, vote, "loss", "weight" and figures: what the optimizer does itself

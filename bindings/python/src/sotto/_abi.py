@@ -410,6 +410,10 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "sotto_optim_set_user_state": (Status, [Handle, _Bytes, _Count]),
     "sotto_optim_get_user_state": (Status, [Handle, _Bytes, _Count, _CountOut]),
     "sotto_outer_create": (Status, [Handle, _Text, c.POINTER(Param), _Count, _Handles]),
+    "sotto_outer_create_sharded": (
+        Status,
+        [Handle, Handle, _Text, c.POINTER(Param), _Count, _Handles],
+    ),
     "sotto_outer_set": (Status, [Handle, _Text, c.c_double]),
     "sotto_optim_outer": (Status, [Handle, c.POINTER(Handle)]),
     "sotto_outer_set_params": (Status, [Handle, c.POINTER(Buffer), c.POINTER(Buffer), _Count]),

@@ -39,8 +39,9 @@ class Registered(HandleOwner):
     _places = ""  # the C function that says where params and model copies lie
     _anchored = False  # the anchor of outer steps is in the place of the params
 
-    def __init__(self, params: Sequence[Any], text: str, comm: Comm | None) -> None:
-        """params: with the members param, name and model_copy; _fill() adds others."""
+    def __init__(self, params: Sequence[Any], text: str, comm: Comm | None, *others: Comm) -> None:
+        """params: with the members param, name and model_copy; _fill() adds others. others: comms
+        that the C function takes behind the comm; the object keeps them."""
         comm = default_comm() if comm is None else comm
         lib, handle = comm._lib, comm._handle
         self.cuda = HOST  # number of the CUDA device that the params are on
@@ -59,14 +60,17 @@ class Registered(HandleOwner):
             self._keep.append((live, copy, *self._fill(struct, param, what)))
         out = c.c_void_p()
         await_current_stream(self.cuda)
+        handles = [handle, *(other._handle for other in others)]
 
         def work() -> None:
             with comm._lock:
-                comm._call(self._create, handle, text.encode(), structs, len(params), c.byref(out))
+                comm._call(
+                    self._create, *handles, text.encode(), structs, len(params), c.byref(out)
+                )
 
         interruptible(work, lambda: getattr(lib.functions, self._destroy)(out))
         super().__init__(lib, out)
-        self._comm = comm
+        self._comm, self._others = comm, others
 
     def _fill(self, struct: abi.Param, param: Any, what: str) -> tuple[View | None, ...]:
         """Fills in the other members of a sotto_param; what to keep for them."""

@@ -125,6 +125,11 @@ class Outer(Registered):
     config: {"preset": "co2", "period": 48, ...}, or a file with "sotto": {"outer": {...}}: dict,
             JSON text or path
     comm:   None: the default comm
+    shards: None: params are whole. A comm of the same context: they are shards. Ranks of `comm`
+            hold the same shard, one of every replica; those of `shards` the shards of this rank's
+            replica, every element on one of them. Norms are then of the whole params; what every
+            shard would decide for itself is an UnsupportedError that names the key (see
+            sotto_outer_create_sharded). Collective among both.
 
     Values have to be equal on all ranks. If one rank refuses, all of them raise its error. Errors:
     InvalidArgumentError (names the key or the parameter), UnsupportedError, ProtocolError (ranks
@@ -143,12 +148,16 @@ class Outer(Registered):
         config: Any = None,
         *,
         comm: Comm | None = None,
+        shards: Comm | None = None,
     ) -> None:
         registered = [
             OuterParam(*param) if isinstance(param, tuple) else OuterParam(param)
             for param in params
         ]
-        super().__init__(registered, config_text({} if config is None else config), comm)
+        others = () if shards is None else (shards,)
+        if others:
+            self._create = "sotto_outer_create_sharded"
+        super().__init__(registered, config_text({} if config is None else config), comm, *others)
 
     @classmethod
     def of(cls, optimizer: Optimizer) -> Outer:
@@ -162,6 +171,7 @@ class Outer(Registered):
         outer = cls.__new__(cls)
         HandleOwner.__init__(outer, optimizer._lib, out)
         outer.cuda, outer._comm, outer._keep = optimizer.cuda, optimizer._comm, [optimizer]
+        outer._others = ()
         return outer
 
     def step(self, *, timeout: float | None = None) -> Work:

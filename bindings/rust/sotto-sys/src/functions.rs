@@ -396,6 +396,14 @@ functions! {
         n: u64,
         out_outer: *mut *mut sotto_outer,
     ) -> sotto_status;
+    fn sotto_outer_create_sharded(
+        comm: *mut sotto_comm,
+        shards: *mut sotto_comm,
+        json: *const c_char,
+        params: *const sotto_param,
+        n: u64,
+        out_outer: *mut *mut sotto_outer,
+    ) -> sotto_status;
     fn sotto_optim_outer(optim: *mut sotto_optim, out_outer: *mut *mut sotto_outer) -> sotto_status;
     fn sotto_outer_set(outer: *mut sotto_outer, name: *const c_char, value: f64) -> sotto_status;
     fn sotto_outer_set_params(

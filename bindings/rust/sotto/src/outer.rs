@@ -1,11 +1,13 @@
 //! Outer optimizers: local steps whose changes are averaged in the background.
 
+use std::sync::Arc;
+
 use sotto_sys as sys;
 use sys::Api;
 
 use crate::call::Call;
 use crate::codec::StateMode;
-use crate::comm::Comm;
+use crate::comm::{Comm, Shared};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::library::{self, address, c_text};
@@ -167,6 +169,7 @@ macro_rules! outer_calls {
 /// [`step`](Outer::step) after each.
 pub struct Outer {
     inner: Registered<sys::sotto_outer, Vec<Param>>,
+    _shards: Option<Arc<Shared>>, // used by `inner`, which is dropped before
 }
 
 impl Outer {
@@ -175,16 +178,40 @@ impl Outer {
     /// [`Param::live`]. Errors: `InvalidArgument` (names the key or the parameter), `Unsupported`,
     /// `Protocol`, the comm's own.
     pub fn new(comm: &Comm, json: &str, params: Vec<Param>) -> Result<Outer> {
+        Outer::make(comm, None, json, params)
+    }
+
+    /// The same for parameters that are shards: `comm` is of the ranks that hold the same shard,
+    /// `shards` of those that hold the shards of this rank's replica, every element on one of them.
+    /// Norms are of the whole parameters. Collective among both. Errors: as [`new`](Outer::new);
+    /// `Unsupported` also for what every shard would decide for itself.
+    pub fn sharded(comm: &Comm, shards: &Comm, json: &str, params: Vec<Param>) -> Result<Outer> {
+        Outer::make(comm, Some(shards), json, params)
+    }
+
+    fn make(comm: &Comm, shards: Option<&Comm>, json: &str, params: Vec<Param>) -> Result<Outer> {
         let (api, json) = (comm.api(), c_text("json", json)?);
         let c = CParams::new(&params)?;
         let owner = {
             let _one = comm.shared.locked()?;
             Owner::make(api, api.sotto_outer_destroy, |out| unsafe {
                 let (structs, n) = (c.structs.as_ptr(), c.structs.len() as u64);
-                (api.sotto_outer_create)(comm.raw(), json.as_ptr(), structs, n, out)
+                let json = json.as_ptr();
+                match shards {
+                    None => (api.sotto_outer_create)(comm.raw(), json, structs, n, out),
+                    Some(shards) => (api.sotto_outer_create_sharded)(
+                        comm.raw(),
+                        shards.raw(),
+                        json,
+                        structs,
+                        n,
+                        out,
+                    ),
+                }
             })?
         };
-        Ok(Outer { inner: Registered::new(owner, params, comm) })
+        let _shards = shards.map(|shards| Arc::clone(&shards.shared));
+        Ok(Outer { inner: Registered::new(owner, params, comm), _shards })
     }
 
     parameter_memory!(sotto_outer_set_params);

@@ -307,6 +307,27 @@ fn outer_steps_average_what_local_steps_change() {
     assert_eq!(ends, [3.0, 3.0]);
 }
 
+// The mean of 0 and 1 in 16 elements is 2 long, and 1 is allowed.
+#[test]
+fn outer_steps_take_norms_over_shards() {
+    let ends = ranks(4, |comm| {
+        let json = r#"{"preset": "co2", "period": 1, "delay": 0, "penalty": "none", "beta": 0,
+                       "auto_floor": false, "clip": "norm", "phi": 1}"#;
+        let (replica, shard) = (comm.rank() / 2, comm.rank() % 2);
+        let same = comm.split(Some(shard), 0).unwrap().unwrap();
+        let shards = comm.split(Some(replica), 0).unwrap().unwrap();
+        let param = Param::live(vec![0.0f32; 8]);
+        let mut outer = Outer::sharded(&same, &shards, json, vec![param]).unwrap();
+        drop(shards);
+        outer.param_mut(0).unwrap().iter_mut().for_each(|x| *x += replica as f32);
+        outer.step(()).unwrap().wait().unwrap();
+        let end = outer.param(0).unwrap()[0];
+        outer.close().unwrap();
+        end
+    });
+    assert_eq!(ends, [0.25; 4]);
+}
+
 #[test]
 fn an_optimizer_may_have_outer_steps() {
     ranks(2, |comm| {

@@ -17,7 +17,6 @@ from ..group import meet
 from ..optim import config_report
 from ..work import Work
 from . import outer_state as states
-from . import shards
 from .averagers import check_local, ddp_over_ranks_of, deepspeed_engine
 from .base import SottoOptimizer
 from .callers import check_keeps_states, is_dcp_rehearsal
@@ -25,6 +24,8 @@ from .dtensors import Gathered, least, local, meshes_of
 from .gradients import Tensor
 from .parameters import Parameters
 from .replaced import Replaced
+from .shards import agree as agree_on_parts
+from .shards import check_parts, check_unaveraged, needs_whole, takes_norms
 
 # Inner optimizers that cannot be: the name of a class, and what it does.
 REFUSED = MappingProxyType(
@@ -95,6 +96,7 @@ class Outer(Parameters):
     ddp:    True: DistributedDataParallel around the model, an Overlap, or a mesh over which
             parameters are replicated, averages gradients too, over the ranks of a host for one.
             Without it that is an error where it averages over ranks of the comm
+    shards: where parameters are cut, a comm of the ranks that hold the shards of this replica
     hierarchy: of averages: "sharded", "leader" or "auto" have two levels (docs/hierarchy.md)
     keys:   delay, alpha, beta, merge and all other keys of the section "sotto": {"outer": {...}}
 
@@ -112,10 +114,17 @@ class Outer(Parameters):
         fully_shard(model, mesh=mesh["shard"])
         comm = sotto.torch.comm_of_process_group(mesh["replica"].get_group())
 
-    What needs whole parameters is refused then: penalties gap_* but by element, clip "norm" and
-    "rms", period "auto", a number of fragments, nonfinite "error". Codecs have scales of the shard,
-    info() its figures, and a state goes on on that shard alone. A replica of which one shard is not
-    finite is left out by all its shards.
+    Norms over whole parameters (penalties gap_* but by element, clip "norm" and "rms") take
+    shards=, a comm of the ranks that hold the shards of this replica. Both comms are parts of one:
+
+        world = sotto.torch.comm_of_process_group()
+        replica, shard = mesh.get_coordinate()
+        comm, shards = world.split(shard), world.split(replica)
+
+    What every shard would decide for itself is refused: granularity "tensor" of a gap_*, freshness
+    with norms, period "auto", a number of fragments, nonfinite "error". Codecs have scales of the
+    shard, info() its figures but for norms, and a state goes on on that shard alone. A replica of
+    which one shard is not finite is left out by all its shards.
 
     Parameters may move to other memory of the same dtype, device and shape, and modules may be
     given others in their place. One that is frozen later gets no more inner steps; outer steps go
@@ -145,6 +154,7 @@ class Outer(Parameters):
         period: int | str | None = None,
         codec: str | Mapping[str, Any] | None = None,
         comm: Comm | None = None,
+        shards: Comm | None = None,
         ddp: bool = False,
         hierarchy: str = "flat",
         **keys: Any,
@@ -170,7 +180,9 @@ class Outer(Parameters):
         report = config_report(self._file, world_size=self._comm.size)
         if not report["can_run"]:
             raise UnsupportedError("; ".join(report["reasons"]))
-        self._refused = shards.needs_whole(report["outer"])
+        self._shards = shards
+        self._refused = needs_whole(report["outer"], shards)
+        self._takes_norms = takes_norms(report["outer"])
         self._skips = report["outer"]["nonfinite"] == "skip_rank"
         self._compares_lr = report["outer"]["lr_normalised"]
         self._check_parts(self._parts())
@@ -247,7 +259,8 @@ class Outer(Parameters):
         return [(name, p) for name, _, p in self._registered()]
 
     def _check_parts(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
-        shards.check_parts(named, self._refused)
+        norms_over = self._shards.size if self._shards and self._takes_norms else 0
+        check_parts(named, self._refused, norms_over if norms_over > 1 else 0)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -274,12 +287,12 @@ class Outer(Parameters):
         self._ddp = (
             [] if self._allow_ddp else ddp_over_ranks_of(self._comm, (p for *_, p in trained))
         )
-        shards.agree(self._comm, self._parts())
+        agree_on_parts(self._comm, self._parts())
         if not self._allow_ddp:
-            shards.check_unaveraged(self._comm, self._parts())
+            check_unaveraged(self._comm, self._parts())
         tensors = [Tensor(name, group, p) for name, group, p in trained]
         params = [plain.OuterParam(t.master, t.name, t.copy) for t in tensors]
-        self._outer = plain.Outer(params, self._file, comm=self._comm)
+        self._outer = plain.Outer(params, self._file, comm=self._comm, shards=self._shards)
         self._tensors = tensors
         self._at = [local(t.p).data_ptr() for t in tensors]
         self._meshes = meshes_of(t.p for t in tensors)

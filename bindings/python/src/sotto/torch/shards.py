@@ -1,17 +1,20 @@
 """Outer steps on shards: what has to be equal on the ranks that average, and what needs the whole.
 
 Ranks of an outer optimizer hold the same shard of every parameter. Averages by element are then
-those of whole parameters; what takes a norm or a decision over whole parameters is refused.
+those of whole parameters. Norms over whole parameters take a comm of the ranks with the other
+shards; what every shard would decide for itself is refused.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from .._text import counted
 from ..comm import Comm
 from ..errors import InvalidArgumentError, InvalidStateError, ProtocolError, UnsupportedError
 from .averagers import check_not_flat
@@ -26,20 +29,31 @@ COMM = (
 )
 
 
-def needs_whole(settings: Mapping[str, Any]) -> list[str]:
+def takes_norms(settings: Mapping[str, Any]) -> bool:
+    """Whether outer steps take norms of parameters. settings: as needs_whole()."""
+    gap = settings["penalty"].startswith("gap_") and settings["granularity"] != "element"
+    return gap or settings["clip"] in ("norm", "rms")
+
+
+def needs_whole(settings: Mapping[str, Any], shards: Comm | None) -> list[str]:
     """What is not possible where a parameter is cut: found, and what is allowed in its place.
 
-    settings: "outer" of a configuration's report.
+    settings: "outer" of a configuration's report. shards: of the ranks with the other shards.
     """
     found = []
     penalty, granularity = settings["penalty"], settings["granularity"]
+    with_shards = "the same with shards=, a comm of the ranks of this replica"
+    by_element = 'penalty "none", "const", or "gap_rel" with granularity "element"'
     if penalty.startswith("gap_") and granularity != "element":
-        found.append(
-            f'penalty "{penalty}" with granularity "{granularity}" (allowed: penalty "none", '
-            '"const", or "gap_rel" with granularity "element")'
-        )
-    if settings["clip"] in ("norm", "rms"):
-        found.append(f'clip "{settings["clip"]}" (allowed: "none", "coord")')
+        here = f'penalty "{penalty}" with granularity "{granularity}"'
+        if granularity == "tensor":
+            found.append(f'{here} (allowed: "global" with shards=; {by_element})')
+        elif shards is None:
+            found.append(f"{here} (allowed: {with_shards}; {by_element})")
+    if shards is None and settings["clip"] in ("norm", "rms"):
+        found.append(f'clip "{settings["clip"]}" (allowed: {with_shards}; "none", "coord")')
+    if takes_norms(settings) and settings["freshness"] != 0:
+        found.append(f"freshness {settings['freshness']} with such a penalty or clip (allowed: 0)")
     if settings["period"] == "auto":
         found.append('period "auto" (allowed: a number)')
     fragments = settings["fragments"]
@@ -50,10 +64,12 @@ def needs_whole(settings: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def check_parts(named: Named, refused: Sequence[str]) -> None:
-    """Whether outer steps can be made on what this rank holds. refused: of needs_whole().
+def check_parts(named: Named, refused: Sequence[str], shards: int = 0) -> None:
+    """Whether outer steps can be made on what this rank holds. refused: of needs_whole(). shards:
+    ranks over which norms are taken; 0: there are none.
 
-    Errors: UnsupportedError (names the parameter and the settings, or what it is).
+    Errors: UnsupportedError (names the parameter and the settings, or what it is),
+    InvalidArgumentError (it is cut into another number of parts than there are ranks of shards=).
     """
     parts = list(named)
     check_not_flat(
@@ -67,6 +83,13 @@ def check_parts(named: Named, refused: Sequence[str]) -> None:
             raise UnsupportedError(
                 f'parameter "{name}" is cut, here is {shard}; no rank has all of it, which is '
                 f"needed for {'; '.join(refused)}"
+            )
+        parts_of = 1 if shard is None else math.prod(shard.parts)
+        if shards and p.numel() and parts_of != shards:
+            held = "whole on this rank" if shard is None else f"cut, here is {shard}"
+            raise InvalidArgumentError(
+                f'parameter "{name}" is {held}, and shards= has {counted(shards, "rank")}; '
+                "allowed where norms are taken: every element on one of them"
             )
 
 
