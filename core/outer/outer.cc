@@ -134,6 +134,7 @@ Result<std::shared_ptr<Outer>> Outer::create(std::shared_ptr<Comm> comm, std::st
     for (const std::string& warning : config.warnings) log(LogLevel::kWarn, "{}", warning);
     SOTTO_ASSIGN(std::shared_ptr<Outer> outer,
                  make(comm, config, std::move(params), std::move(device)));
+    if (shards != nullptr) SOTTO_TRY(shards->takes(outer->context_.access.device()->caps()));
     outer->context_.shards = shards;
     return outer;
   });
