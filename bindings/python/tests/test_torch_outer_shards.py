@@ -520,5 +520,10 @@ def test_norms_take_every_element_once(meshes):
             # Without norms nothing is counted.
             made(params, comm, shards=comm, **SETTINGS["cocod"]).close()
         made(parameters(meshes[comm.rank, 2]), comm, shards=comm, preset="co2").close()
+        alone = comm.split(comm.rank)
+        with pytest.raises(sotto.InvalidArgumentError, match="is cut, .*, and shards= has 1 rank;"):
+            made(parameters(meshes[0, 2]), comm, shards=alone, preset="co2")
+        made(parameters(None), comm, shards=alone, preset="co2").close()
+        alone.close()
 
     thread_ranks(2, body)

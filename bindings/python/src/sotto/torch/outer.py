@@ -259,8 +259,8 @@ class Outer(Parameters):
         return [(name, p) for name, _, p in self._registered()]
 
     def _check_parts(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
-        norms_over = self._shards.size if self._shards and self._takes_norms else 0
-        check_parts(named, self._refused, norms_over if norms_over > 1 else 0)
+        over = self._shards.size if self._shards is not None and self._takes_norms else 0
+        check_parts(named, self._refused, over)
 
     def _check_open(self) -> None:
         if self._closed:
