@@ -16,6 +16,8 @@ class DeviceFloats {
     require(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking) == cudaSuccess, "stream");
     require(cudaMalloc(&data_, n * 4) == cudaSuccess, "cudaMalloc");
     write(value);
+    // What makes objects of tensors reads them at once.
+    require(cudaStreamSynchronize(stream_) == cudaSuccess, "cudaStreamSynchronize");
   }
   ~DeviceFloats() {
     (void)cudaFree(data_);
