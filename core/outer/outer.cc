@@ -168,10 +168,11 @@ Result<std::shared_ptr<Outer>> Outer::agreed(Result<std::shared_ptr<Outer>> made
   };
   if (shards != nullptr) add(with_sizes());
   if (made.ok()) add(caught([&] { return (*made)->make_fragments(); }));
-  add(agree(comm, OpKind::kOuterCreate, caught([&]() -> Result<CreationTerms> {
-              SOTTO_TRY(made.status());
-              return (*made)->terms(compares_values);
-            })));
+  const Status all = agree(comm, OpKind::kOuterCreate, caught([&]() -> Result<CreationTerms> {
+                             SOTTO_TRY(made.status());
+                             return (*made)->terms(compares_values);
+                           }));
+  if (!all.ok()) made = all;  // it names the rank
   if (shards != nullptr) add(agree_on_shards(*shards, caught(settings)));
   SOTTO_TRY(made.status());
   (*made)->context_.reductions = comm.duplicate();
