@@ -1395,21 +1395,21 @@ SOTTO_API sotto_status sotto_outer_create(sotto_comm* comm, const char* json,
 
 /* The same for parameters that are shards. Norms that outer steps take (penalties gap_*, clips
  * "norm" and "rms") are of the whole parameters; codecs have scales and error feedback of the
- * shard, and payloads, memory and delta_norm of sotto_outer_info are those of the shard. Collective
- * among the ranks of both comms: all of them create it, or none.
+ * shard, and payloads, memory and delta_norm are those of the shard. What is not finite in a shard
+ * is left out there alone unless all ranks of the replica set "weight" 0. Collective among both.
  *   comm      [in]  of the ranks that hold the same shard, one of every replica
- *   shards    [in]  of the ranks that hold the shards of this rank's replica, every element on one
- *                   of them: the same number of parameters, whose sizes may differ and be 0. Of
- *                   the context of comm. Updates use it, in the same order of calls on its ranks.
- *                   It outlives the outer optimizer, and fails with comm and the other way round
- *   json      [in]  as sotto_outer_create, without what every shard would decide for itself:
- *                   granularity "tensor" of a gap_*, "freshness" with such a penalty or clip,
- *                   period "auto", a number of fragments, nonfinite "error"
- *   params, n, out_outer: as sotto_outer_create
- * A shard that is not finite is left out, and the others of its replica are not: a trainer that
- * wants none of them sets "weight" 0 on all of its ranks. Threads, blocks: as sotto_outer_create.
- * Errors: as sotto_outer_create; UNSUPPORTED (names the key), INVALID_ARGUMENT (shards of another
- * context), PROTOCOL (replicas or shards differ). Since: 0.2 */
+ *   shards    [in]  of the ranks with the shards of this replica, every element on one of them; of
+ *                   the context of comm, whose failure is one of shards too. Outlives the outer
+ *                   optimizer; updates use it, in the same order of calls on its ranks
+ *   json      [in]  as sotto_outer_create, without granularity "tensor" of a gap_*, "freshness"
+ *                   with norms, period "auto", a number of fragments, nonfinite "error"
+ *   params    [in]  as sotto_outer_create; as many on all ranks, counts may differ by shard
+ *   n         [in]  > 0
+ *   out_outer [out] owned by the caller: sotto_outer_destroy
+ * Threads: one per comm, not from callbacks. Blocks: yes, at most the comm's timeout. Errors: as
+ * sotto_outer_create; UNSUPPORTED (a key that every shard would decide for itself),
+ * INVALID_ARGUMENT (shards of another context), PROTOCOL (replicas or shards differ): the same on
+ * all ranks of both comms. Since: 0.2 */
 SOTTO_API sotto_status sotto_outer_create_sharded(sotto_comm* comm, sotto_comm* shards,
                                                   const char* json, const sotto_param* params,
                                                   uint64_t n, sotto_outer** out_outer);
