@@ -2,7 +2,6 @@
 // outer steps over NCCL make is needed: without it, and with what is waited for made late, the
 // result is another one. Ranks are processes, so that the streams of one have numbers of their own;
 // waits are left out on rank 0, and show on either.
-#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <map>
@@ -184,7 +183,7 @@ struct Site {
   uint64_t record;  // of those of the round
   auto operator<=>(const Site&) const = default;
 };
-using Sites = std::map<Site, std::map<fake_cuda::Wait, int>>;  // in which round
+using Sites = std::map<Site, std::set<int>>;  // in which rounds it was seen
 
 constexpr uint32_t kStreams = 12;
 
@@ -206,7 +205,7 @@ void add_waits(const WorkKind& kind, const ProcessRank& place, uint64_t seed, Si
     for (size_t k = first[round]; k < first[round + 1]; ++k) {
       const fake_cuda::Wait& w = made[k];
       (*sites)[{kind.stage[round], w.stream, w.awaited, w.record - records[round].at(w.awaited)}]
-              [w] = static_cast<int>(round);
+          .insert(static_cast<int>(round));
     }
   }
 }
@@ -241,23 +240,27 @@ class Sessions {
 
 void nothing(int) {}
 
-// The result without the wait and with the awaited stream late in its round.
-std::string left_out(const WorkKind& kind, const ProcessRank& place, const fake_cuda::Wait& wait,
-                     int round, int64_t late_us) {
+// The result without the wait and with the awaited stream late in one round.
+std::string left_out(const WorkKind& kind, const ProcessRank& place, const Site& site, int round,
+                     int64_t late_us) {
   Session session(kind, place, 0, 1, 2'000'000);  // without it an operation may hang
-  fake_cuda::drop_wait(wait);
   return session.run(
-      [&](int now) { fake_cuda::make_late(wait.awaited, now == round ? late_us : 0); },
-      [&](int) { fake_cuda::make_late(wait.awaited, 0); });
+      [&](int now) {
+        const uint64_t first = fake_cuda::records(site.awaited);
+        if (now == round) fake_cuda::drop_wait({site.stream, site.awaited, first + site.record});
+        fake_cuda::make_late(site.awaited, now == round ? late_us : 0);
+      },
+      [&](int) { fake_cuda::make_late(site.awaited, 0); });
 }
 
-// In how many rounds of the stage a wait has been left out that is called needless. A wait that
-// says of withdrawals shows only in the round in which a rank withdraws: there it is all of them.
-size_t rounds_to_leave_out(const WorkKind& kind, int stage) {
-  const bool withdraws = std::any_of(kind.withdrawn_by, kind.withdrawn_by + kind.rounds,
-                                     [](int rank) { return rank != 0; });
-  return withdraws ? static_cast<size_t>(std::count(kind.stage, kind.stage + kind.rounds, stage))
-                   : 1;
+// All rounds of the stage, those first in which it was seen. It may have been seen only in some
+// that change nothing; one that says of withdrawals shows only where a rank withdraws.
+std::vector<int> rounds_to_try(const WorkKind& kind, const Site& site, const std::set<int>& seen) {
+  std::vector<int> rounds(seen.begin(), seen.end());
+  for (int round = 0; round < kind.rounds; ++round) {
+    if (kind.stage[round] == site.stage && !seen.contains(round)) rounds.push_back(round);
+  }
+  return rounds;
 }
 
 const WorkKind& kind_named(const char* name) {
@@ -282,22 +285,24 @@ SOTTO_RANK_MAIN(nccl_waits) {
   for (uint64_t seed = 1; seed <= 3; ++seed) add_waits(kind, sessions.next(), seed, &sites);
   std::string text;
   int needed = 0;
-  for (const auto& [site, waits] : sites) {
+  for (const auto& [site, seen] : sites) {
     if (site.stream == kind.unseen.stream && site.awaited == kind.unseen.awaited &&
         site.record >= kind.unseen.record)
       continue;
     bool shows = false;
-    std::set<int> rounds;                            // in which it was left out
-    for (const int64_t late_us : {5'000, 50'000}) {  // the second for a machine with other work
-      for (const auto& [wait, round] : waits) {
+    const std::vector<int> rounds = rounds_to_try(kind, site, seen);
+    std::set<int> without;  // rounds in which it was left out
+    // The later ones are for a machine with other work.
+    for (const int64_t late_us : {5'000, 50'000, 300'000}) {
+      for (const int round : rounds) {
         if (shows) break;
-        shows = left_out(kind, sessions.next(), wait, round, late_us) != want;
-        if (fake_cuda::waits_dropped() > 0) rounds.insert(round);
+        shows = left_out(kind, sessions.next(), site, round, late_us) != want;
+        if (fake_cuda::waits_dropped() > 0) without.insert(round);
       }
     }
     if (shows) ++needed;
     // Which record is awaited may depend on time: then it was not left out.
-    if (!shows && rounds.size() >= rounds_to_leave_out(kind, site.stage)) {
+    if (!shows && without.size() == rounds.size()) {
       text += fmt::format("; stage {}, stream {} for record {} of stream {} is not needed",
                           site.stage, site.stream, site.record, site.awaited);
     }
